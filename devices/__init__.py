@@ -1,0 +1,1 @@
+"""The hardware: SSD, CXL-HM, CMM-H, DRAM expander, links, copy engine, and their profiles."""

@@ -1,0 +1,1 @@
+"""The mechanics of the bench: clocks, pipes, memory, backing files, fabric, fault plans."""

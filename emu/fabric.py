@@ -1,0 +1,219 @@
+"""One-sided access between hosts, in the words of verbs: memory regions, queue pairs, READ, WRITE.
+
+A target (a device) is registered as a *memory region*, which gets an unguessable *rkey*. Whoever
+knows the rkey can read or write inside the region's bounds, without the target's software taking
+part, until the rkey is revoked. Every operation completes *with a status*: wrong or revoked rkey,
+out of bounds, link down, injected fault. This file is the carrier inside one process, for both
+clocks; the transfer is cut-through over all pipes of the path, and the slowest decides.
+
+Left out: sends and receives, atomics, partial completion, packet loss.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cxlbench.emu.clock import Clock
+from cxlbench.emu.faults import FaultPlan
+from cxlbench.emu.memory import Buffer, Bytes, Digest
+from cxlbench.emu.pipe import Pipe, Reservation, finished
+from cxlbench.emu.status import DeviceError, Status
+
+
+class ReadView(Protocol):
+    """An object made readable inside a device, pinned until ``close``."""
+
+    port: Pipe
+    bookings: tuple[Reservation, ...]
+    """Device work still going on while the bytes stream out (cut-through)."""
+
+    def copy_into(self, payload: Buffer, trailer: Bytes | None, digest: Digest | None) -> None:
+        """Copy the object out."""
+
+    async def arrived(self) -> None:
+        """Wait for real bytes that are still on their way; no emulated time passes."""
+
+    def close(self) -> None:
+        """Unpin."""
+
+
+class Target(Protocol):
+    """Memory that can be registered: a device as the fabric sees it."""
+
+    port: Pipe
+    trailer_bytes: int
+
+    async def open_read(self, address: int, size_bytes: int) -> ReadView:
+        """Make the object readable; raise ``DeviceError`` if that fails."""
+
+    def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
+        """Take the bytes of a WRITE; raise ``DeviceError`` if nothing was reserved there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one READ or WRITE."""
+
+    status: Status
+    nbytes: int
+    due_s: float
+    """When the emulated hardware had moved the last byte."""
+
+
+class MemoryRegion:
+    """A registered range of a target's addresses."""
+
+    __slots__ = ("base", "length", "offset", "revoked", "rkey", "target", "writable")
+
+    def __init__(
+        self, target: Target, base: int, length: int, *, offset: int, rkey: int, writable: bool
+    ) -> None:
+        self.target = target
+        self.base = base
+        self.offset = offset
+        self.length = length
+        self.rkey = rkey
+        self.writable = writable
+        self.revoked = False
+
+
+class Fabric:
+    """The registry of memory regions that queue pairs reach."""
+
+    def __init__(self, clock: Clock, *, seed: int, faults: FaultPlan | None = None) -> None:
+        self.clock = clock
+        self.faults = faults or FaultPlan.none()
+        self._draw = random.Random(f"fabric-{seed}")
+        self._regions: dict[int, MemoryRegion] = {}
+
+    def register(
+        self,
+        target: Target,
+        base: int,
+        length: int,
+        *,
+        offset: int | None = None,
+        writable: bool = False,
+    ) -> MemoryRegion:
+        """Register ``length`` bytes under the addresses from ``base`` on, and draw an rkey.
+
+        ``offset`` is where ``base`` lies in the target's own addresses (default: the same).
+        """
+        rkey = self._draw.getrandbits(64)
+        while rkey in self._regions:
+            rkey = self._draw.getrandbits(64)
+        at = base if offset is None else offset
+        region = MemoryRegion(target, base, length, offset=at, rkey=rkey, writable=writable)
+        self._regions[rkey] = region
+        return region
+
+    def revoke(self, region: MemoryRegion) -> None:
+        """Make the rkey useless, for operations in flight too."""
+        region.revoked = True
+        self._regions.pop(region.rkey, None)
+
+    @property
+    def registered(self) -> int:
+        """Memory regions whose rkey is valid."""
+        return len(self._regions)
+
+    def check(
+        self, rkey: int, address: int, nbytes: int, *, write: bool
+    ) -> MemoryRegion | Status:
+        """Return the region that allows the access, or the status that refuses it."""
+        region = self._regions.get(rkey)
+        if region is None:
+            return Status.BAD_RKEY
+        if nbytes < 0 or address < region.base or address + nbytes > region.base + region.length:
+            return Status.BOUNDS
+        if write and not region.writable:
+            return Status.BAD_RKEY
+        return region
+
+
+class QueuePair:
+    """One initiator's connection: its path of pipes, and the latency of an operation."""
+
+    def __init__(
+        self, fabric: Fabric, path: Sequence[Pipe], *, latency_s: float, name: str
+    ) -> None:
+        self.fabric = fabric
+        self.path = tuple(path)
+        self.latency_s = latency_s
+        self.name = name
+        self.up = True
+
+    async def read(
+        self,
+        rkey: int,
+        address: int,
+        payload: Buffer,
+        trailer: Bytes | None = None,
+        *,
+        digest: Digest | None = None,
+    ) -> Completion:
+        """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
+        clock, fabric = self.fabric.clock, self.fabric
+        size = payload.nbytes
+        extent = size + (len(trailer) if trailer is not None else 0)
+        region = fabric.check(rkey, address, extent, write=False)
+        if isinstance(region, Status):
+            return await self._refused(region)
+        fault = fabric.faults.draw("fabric.read", self.name)
+        if fault is not None and fault.delay_s:
+            await clock.sleep(fault.delay_s)
+        if not self.up or (fault is not None and fault.kind == "down"):
+            return await self._refused(Status.LINK_DOWN)
+        try:
+            view = await region.target.open_read(address - region.base + region.offset, size)
+        except DeviceError as error:
+            return await self._refused(error.status)
+        try:
+            bookings = [pipe.reserve(extent) for pipe in (view.port, *self.path)]
+            await view.arrived()
+            view.copy_into(payload, trailer, digest)
+            await finished(clock, *view.bookings, *bookings, latency_s=self.latency_s)
+        finally:
+            view.close()
+        if region.revoked:
+            return Completion(Status.REVOKED, 0, clock.now())
+        if not self.up:
+            return Completion(Status.LINK_DOWN, 0, clock.now())
+        if fault is not None and fault.kind == "corrupt":
+            fault.corrupt(payload)
+        return Completion(Status.OK, extent, clock.now())
+
+    async def write(
+        self, rkey: int, address: int, payload: Buffer, trailer: Bytes | None = None
+    ) -> Completion:
+        """WRITE ``payload`` and ``trailer`` to ``address``. Completion says nothing of the target:
+        its software learns of the bytes from a message of the writer.
+        """
+        clock, fabric = self.fabric.clock, self.fabric
+        extent = payload.nbytes + (len(trailer) if trailer is not None else 0)
+        region = fabric.check(rkey, address, extent, write=True)
+        if isinstance(region, Status):
+            return await self._refused(region)
+        fault = fabric.faults.draw("fabric.write", self.name)
+        if fault is not None and fault.delay_s:
+            await clock.sleep(fault.delay_s)
+        if not self.up or (fault is not None and fault.kind == "down"):
+            return await self._refused(Status.LINK_DOWN)
+        bookings = [pipe.reserve(extent) for pipe in (*self.path, region.target.port)]
+        await finished(clock, *bookings, latency_s=self.latency_s)
+        if region.revoked:
+            return Completion(Status.REVOKED, 0, clock.now())
+        if not self.up:
+            return Completion(Status.LINK_DOWN, 0, clock.now())
+        try:
+            region.target.receive(address - region.base + region.offset, payload, trailer)
+        except DeviceError as error:
+            return Completion(error.status, 0, clock.now())
+        return Completion(Status.OK, extent, clock.now())
+
+    async def _refused(self, status: Status) -> Completion:
+        await self.fabric.clock.sleep(self.latency_s)
+        return Completion(status, 0, self.fabric.clock.now())

@@ -1,0 +1,1 @@
+"""Traces, workloads, workers, results and the command line that run the systems."""

@@ -1,0 +1,1 @@
+"""HyMCache: Master, Lookup, KV Manager and connector over CXL hybrid memory."""

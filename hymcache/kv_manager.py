@@ -1,0 +1,354 @@
+"""KV Manager: what runs on a CXL-HM node (HyMCache §4.2): space, write admission, the node's index.
+
+A node joins several devices into one address space: device ``i`` begins at ``base[i]``. Objects of
+one request stay on one device, chosen by policy only where no earlier block decides. Every object
+is found by key in the node's own index, which Master's table mirrors.
+
+Write path: ``reserve`` (buffer bytes and an extent, together or not at all) → RDMA WRITE under an
+rkey made for this reservation → ``commit``, since a device does not see one-sided completions. A
+reservation that is not committed in time is revoked, rkey first. Prefetch windows and read tokens
+are in ``prefetch_window.py``.
+
+Units: bytes, s. Left out: the node as a process of its own, and its restart.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from cxlbench.emu.clock import Clock
+from cxlbench.emu.fabric import Fabric, MemoryRegion
+from cxlbench.emu.memory import page_ceil
+from cxlbench.emu.status import DeviceError
+from cxlbench.hymcache.extents import ExtentAllocator
+from cxlbench.hymcache.prefetch_window import PrefetchScheduler, ReadStream
+from cxlbench.kv.device import MemoryDevice
+from cxlbench.kv.results import KeyResult
+
+SEGMENTS_PER_DEVICE = 256
+GENERATIONS = 1 << 32
+
+
+class Placement(Enum):
+    """How a chain without a hit gets its device."""
+
+    ROUND_ROBIN = "round-robin"
+    LOAD_AWARE = "load-aware"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Leave to write one object: where, under which rkey, and the token to commit with."""
+
+    token: int
+    key: bytes
+    rkey: int
+    address: int
+    generation: int
+    device: int
+
+
+@dataclass(eq=False, slots=True)
+class StoredObject:
+    """An entry of the node's index. ``pins`` are prefetches and reads of streams."""
+
+    key: bytes
+    address: int
+    size_bytes: int
+    generation: int
+    device: int
+    pins: int = 0
+    freed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Reservation:
+    grant: Grant
+    size_bytes: int
+    region: MemoryRegion
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpace:
+    """Space of one device as Master is told of it, bytes."""
+
+    capacity_bytes: int
+    free_bytes: int
+    dead_bytes: int
+
+
+class KvManager:
+    """The software of one node."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        fabric: Fabric,
+        devices: Sequence[MemoryDevice],
+        *,
+        node: int = 0,
+        window_bytes: int = 128 << 20,
+        prefetch: bool = True,
+        placement: Placement = Placement.ROUND_ROBIN,
+        reserve_deadline_s: float = 10.0,
+        issue_cost_s: float = 0.0,
+        segment_bytes: int | None = None,
+    ) -> None:
+        self.clock = clock
+        self.fabric = fabric
+        self.node = node
+        self.devices = tuple(devices)
+        self.placement = placement
+        self.reserve_deadline_s = reserve_deadline_s
+        self.bases = tuple(
+            itertools.accumulate((d.capacity_bytes for d in self.devices), initial=0)
+        )
+        self.allocators = tuple(
+            ExtentAllocator(
+                device.capacity_bytes,
+                segment_bytes=segment_bytes
+                or max(device.page_bytes, page_floor(device.capacity_bytes // SEGMENTS_PER_DEVICE)),
+                page_bytes=device.page_bytes,
+            )
+            for device in self.devices
+        )
+        self.regions = [
+            fabric.register(device, base, device.capacity_bytes, offset=0)
+            for device, base in zip(self.devices, self.bases, strict=False)
+        ]
+        self.index: dict[bytes, StoredObject] = {}
+        self._by_address: dict[int, StoredObject] = {}
+        self._reservations: dict[int, _Reservation] = {}
+        self._tokens = itertools.count(1)
+        self._generation = 0
+        self._turn = 0
+        self.expired_reservations = 0
+        self.on_gone: Callable[[int, bytes, int], None] = lambda node, key, generation: None
+        """Tells Master that an object is not there any more (node, key, generation)."""
+        self.prefetcher = PrefetchScheduler(
+            clock, self, window_bytes=window_bytes, enabled=prefetch, issue_cost_s=issue_cost_s
+        )
+        for number, device in enumerate(self.devices):
+            device.on_lost = self._lost_on(number)
+
+    @property
+    def device_count(self) -> int:
+        """How many devices this node joins."""
+        return len(self.devices)
+
+    # -- placement and writes -------------------------------------------------------------------
+
+    def device_of(self, address: int) -> int:
+        """Return the number of the device that ``address`` lies on."""
+        for number in range(len(self.devices)):
+            if address < self.bases[number + 1]:
+                return number
+        raise ValueError(f"address {address} is beyond the node's {self.bases[-1]} B")
+
+    def extent_bytes(self, device: int, size_bytes: int) -> int:
+        """Return what an object takes on a device: whole pages, and its footer's page."""
+        return page_ceil(size_bytes) + page_ceil(self.devices[device].trailer_bytes)
+
+    def place(self) -> int:
+        """Choose a device for a chain that has no hit here."""
+        count = len(self.devices)
+        if self.placement is Placement.LOAD_AWARE:
+            return max(range(count), key=lambda i: (self.allocators[i].free_bytes, -i))
+        self._turn += 1
+        return (self._turn - 1) % count
+
+    def reserve(
+        self, keys: Sequence[bytes], size_bytes: int, *, device: int | None = None
+    ) -> list[Grant | KeyResult]:
+        """Reserve buffer and extent for each key, heads first, or refuse at once.
+
+        After the first refusal the rest is refused too: a tail without its head is worthless.
+        """
+        answers: list[Grant | KeyResult] = []
+        chosen = self.place() if device is None else device
+        refused = False
+        granted: list[int] = []
+        for key in keys:
+            if key in self.index:
+                answers.append(KeyResult.EXISTS)
+                continue
+            grant = None if refused else self._reserve_one(key, size_bytes, chosen)
+            if grant is None:
+                refused = True
+                answers.append(KeyResult.NO_SPACE)
+            else:
+                answers.append(grant)
+                granted.append(grant.token)
+        if granted:
+            expiry = self.clock.now() + self.reserve_deadline_s
+            self.clock.call_at(expiry, self._expire, granted)
+        return answers
+
+    def _reserve_one(self, key: bytes, size_bytes: int, number: int) -> Grant | None:
+        device, allocator = self.devices[number], self.allocators[number]
+        extent = self.extent_bytes(number, size_bytes)
+        local = allocator.allocate(extent)
+        if local is None:
+            return None
+        if not device.admit(local, size_bytes):
+            allocator.free(local)
+            return None
+        self._generation = (self._generation + 1) % GENERATIONS
+        region = self.fabric.register(
+            device, self.bases[number] + local, extent, offset=local, writable=True
+        )
+        grant = Grant(
+            next(self._tokens), key, region.rkey, region.base, self._generation, number
+        )
+        self._reservations[grant.token] = _Reservation(grant, size_bytes, region)
+        return grant
+
+    def commit(self, tokens: Sequence[int]) -> list[KeyResult]:
+        """Make the written objects readable and eligible for flush."""
+        results = []
+        for token in tokens:
+            reservation = self._reservations.pop(token, None)
+            if reservation is None:
+                results.append(KeyResult.LEASE_EXPIRED)
+                continue
+            grant = reservation.grant
+            self.fabric.revoke(reservation.region)
+            local = grant.address - self.bases[grant.device]
+            try:
+                self.devices[grant.device].commit(local)
+            except DeviceError:
+                self._give_up(reservation)
+                results.append(KeyResult.ERROR)
+                continue
+            if grant.key in self.index:
+                # Somebody else's object of this key is already readable; ours is not needed.
+                self._forget_extent(grant.device, local, reservation.size_bytes)
+                results.append(KeyResult.EXISTS)
+                continue
+            stored = StoredObject(
+                grant.key, grant.address, reservation.size_bytes, grant.generation, grant.device
+            )
+            self.index[grant.key] = stored
+            self._by_address[grant.address] = stored
+            results.append(KeyResult.STORED)
+        return results
+
+    def abort(self, tokens: Sequence[int]) -> None:
+        """Give reservations back; unknown tokens (expired, committed) are no error."""
+        for token in tokens:
+            reservation = self._reservations.pop(token, None)
+            if reservation is not None:
+                # The rkey goes first: a late RDMA WRITE must not land in reused space.
+                self.fabric.revoke(reservation.region)
+                self._give_up(reservation)
+
+    def _give_up(self, reservation: _Reservation) -> None:
+        grant = reservation.grant
+        local = grant.address - self.bases[grant.device]
+        self.devices[grant.device].cancel(local)
+        self.allocators[grant.device].free(local)
+
+    def _expire(self, tokens: Sequence[int]) -> None:
+        late = [token for token in tokens if token in self._reservations]
+        for token in late:
+            reservation = self._reservations[token]
+            self.expired_reservations += 1
+            self.on_gone(self.node, reservation.grant.key, reservation.grant.generation)
+        self.abort(late)
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def open_stream(self, request_id: int, keys: Sequence[bytes]) -> ReadStream:
+        """Match ``keys`` against the node's own index, in order, and start prefetching the hits."""
+        matched = []
+        for key in keys:
+            stored = self.index.get(key)
+            if stored is None:
+                break
+            stored.pins += 1
+            matched.append(stored)
+        return self.prefetcher.open(request_id, matched)
+
+    def unpin(self, stored: StoredObject) -> None:
+        """A stream needs the object no more."""
+        stored.pins -= 1
+        if stored.freed and not stored.pins:
+            self._release_extent(stored)
+
+    # -- space ----------------------------------------------------------------------------------
+
+    def free(self, keys: Sequence[bytes]) -> None:
+        """Drop objects (Master evicted them, and no lease is left); extents go when unpinned."""
+        for key in keys:
+            stored = self.index.pop(key, None)
+            if stored is None:
+                continue
+            stored.freed = True
+            if not stored.pins:
+                self._release_extent(stored)
+
+    def _release_extent(self, stored: StoredObject) -> None:
+        del self._by_address[stored.address]
+        self._forget_extent(
+            stored.device, stored.address - self.bases[stored.device], stored.size_bytes
+        )
+
+    def _forget_extent(self, device: int, local: int, size_bytes: int) -> None:
+        self.devices[device].discard(local, size_bytes)
+        self.allocators[device].free(local)
+
+    def _lost_on(self, number: int) -> Callable[[int], None]:
+        def lost(local: int) -> None:
+            stored = self._by_address.get(self.bases[number] + local)
+            if stored is not None and not stored.freed:
+                self.on_gone(self.node, stored.key, stored.generation)
+                self.free([stored.key])
+
+        return lost
+
+    def space(self, device: int) -> DeviceSpace:
+        """Report a device's space."""
+        allocator = self.allocators[device]
+        return DeviceSpace(allocator.capacity_bytes, allocator.free_bytes, allocator.dead_bytes)
+
+    def emptiest_keys(self, device: int, nbytes: int) -> list[bytes]:
+        """Return the keys whose eviction gives back whole segments of ``nbytes``, cheapest first."""
+        base = self.bases[device]
+        stored = [self._by_address.get(base + a) for a in self.allocators[device].emptiest(nbytes)]
+        return [entry.key for entry in stored if entry is not None and not entry.freed]
+
+    # -- housekeeping ---------------------------------------------------------------------------
+
+    def at_rest(self) -> dict[str, int]:
+        """Count what is held for somebody."""
+        held = {
+            "reservations": len(self._reservations),
+            "pins": sum(stored.pins for stored in self._by_address.values()),
+            **self.prefetcher.at_rest(),
+        }
+        for device in self.devices:
+            for name, count in device.at_rest().items():
+                held[name] = held.get(name, 0) + count
+        return held
+
+    async def quiesce(self) -> None:
+        """Wait until all committed objects are flushed."""
+        for device in self.devices:
+            await device.quiesce()
+
+    async def close(self) -> None:
+        """Revoke all rkeys and close the devices."""
+        self.abort(list(self._reservations))
+        self.prefetcher.close()
+        for region in self.regions:
+            self.fabric.revoke(region)
+        for device in self.devices:
+            await device.close()
+
+
+def page_floor(nbytes: int, page: int = 4096) -> int:
+    """Round down to whole pages."""
+    return nbytes // page * page

@@ -1,0 +1,125 @@
+"""Lookup: early matching of a request's blocks at Master, and the prefetch hint (HyMCache §4.1).
+
+The unmatched blocks of a request are sent at once in batches of up to 32, without waiting for a
+batch to fill. The first hit names the node, and the KV Manager there is told *all* remaining
+candidates immediately, so that it stages the suffix while Lookup is still asking Master about it.
+The number of hits reported is what both agree on: announced blocks can be fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cxlbench.emu.clock import Job
+from cxlbench.hymcache.control import ControlPlane
+from cxlbench.hymcache.kv_manager import KvManager
+from cxlbench.hymcache.master import LookupReply, Master, RemoteBlock
+from cxlbench.hymcache.prefetch_window import ReadStream
+
+BATCH_KEYS = 32
+
+
+@dataclass(eq=False, slots=True)
+class OpenStream:
+    """A stream on a node, and the place of its first object among the request's hits."""
+
+    node: int
+    first: int
+    stream: ReadStream
+    rkeys: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Found:
+    """What Lookup knows of a request: leading hits, and the streams opened for them."""
+
+    blocks: list[RemoteBlock] = field(default_factory=list)
+    streams: list[OpenStream] = field(default_factory=list)
+    lease_until_s: float = 0.0
+    opening: list[Job[OpenStream]] = field(default_factory=list)
+
+    def stream_of(self, place: int) -> OpenStream | None:
+        """Return the stream that covers a hit."""
+        for opened in self.streams:
+            if opened.first <= place < opened.first + len(opened.stream):
+                return opened
+        return None
+
+
+class Lookup:
+    """Runs lookups of one connector."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        master: Master,
+        nodes: Mapping[int, KvManager],
+        *,
+        batch_keys: int = BATCH_KEYS,
+    ) -> None:
+        if batch_keys < 1:
+            raise ValueError(f"batch_keys must be at least 1, got {batch_keys}")
+        self.control = control
+        self.master = master
+        self.nodes = nodes
+        self.batch_keys = batch_keys
+
+    async def run(
+        self, request_id: int, chain: Sequence[bytes], matched: int, found: Found
+    ) -> None:
+        """Fill ``found`` with the leading hits of ``chain[matched:]``; raise ``ControlError``.
+
+        ``found`` is handed in so that whoever cancels this can still close what it opened.
+        """
+        costs = self.control.costs
+        keys = chain[matched:]
+        hit_all = True
+        for begin in range(0, len(keys), self.batch_keys):
+            batch = keys[begin : begin + self.batch_keys]
+            used = chain[: matched + begin]
+            reply: LookupReply = await self.control.call(
+                "master",
+                costs.lookup_call + costs.lookup_key * len(batch),
+                lambda batch=batch, used=used: self.master.lookup(request_id, batch, used=used),  # type: ignore[misc]
+            )
+            found.lease_until_s = reply.lease_until_s
+            for block in reply.blocks:
+                if block is None:
+                    hit_all = False
+                    break
+                if not found.blocks or found.blocks[-1].node != block.node:
+                    self._hint(request_id, block.node, keys[len(found.blocks) :], found)
+                found.blocks.append(block)
+            if not hit_all:
+                break
+        for job in list(found.opening):
+            await job
+        found.streams.sort(key=lambda opened: opened.first)
+        covered = 0
+        for opened in found.streams:
+            if opened.first != covered:
+                break
+            covered = max(covered, opened.first + len(opened.stream))
+        del found.blocks[covered:]
+
+    def _hint(
+        self, request_id: int, node: int, candidates: Sequence[bytes], found: Found
+    ) -> None:
+        """Tell a node the candidates from its first hit on; its answer is awaited later."""
+        first = len(found.blocks)
+
+        async def opened() -> OpenStream:
+            manager = self.nodes[node]
+
+            def open_here() -> OpenStream:
+                stream = manager.open_stream(request_id, candidates)
+                entry = OpenStream(
+                    node, first, stream, tuple(region.rkey for region in manager.regions)
+                )
+                found.streams.append(entry)
+                return entry
+
+            return await self.control.call(f"node{node}", 0.0, open_here)
+
+        found.opening.append(self.control.clock.spawn(opened()))

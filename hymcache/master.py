@@ -1,0 +1,400 @@
+"""Master: the global metadata of HyMCache (§4.1): key → node, address, length, generation, state.
+
+Lookups and registrations come in batches and every key gets its own answer. Master chooses the
+*node* of a request (never of single blocks); the node's KV Manager chooses the device and reserves.
+A read needs a *lease*: until it ends, the extents behind the answer are not reused. Space is made
+under a low-water mark: tails of the coldest chains first (using a chain makes its head the newest
+entry), then what still lives in the emptiest segments.
+
+The methods are plain calls of a server that owns its table; ``control.py`` carries and charges
+them. Units: bytes, s. Left out: replication of Master, and its restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Protocol
+
+from cxlbench.emu.clock import Clock
+from cxlbench.hymcache.slot_table import InsertResult, SlotState, SlotTable, UpdateResult
+from cxlbench.kv.results import KeyResult
+
+EVICT_BATCH = 64
+
+
+class NodePolicy(Enum):
+    """How a request without a hit gets its node."""
+
+    ROUND_ROBIN = "round-robin"
+    MOST_FREE = "most-free"
+
+
+class Space(Protocol):
+    """A device's space as the node reports it."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """All of it."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What can be written to now."""
+
+    @property
+    def dead_bytes(self) -> int:
+        """What comes back when the rest of its segments is evicted."""
+
+
+class NodeService(Protocol):
+    """What Master needs of a node."""
+
+    node: int
+
+    @property
+    def device_count(self) -> int:
+        """How many devices the node joins."""
+
+    def space(self, device: int) -> Space:
+        """Report a device's space."""
+
+    def free(self, keys: Sequence[bytes]) -> None:
+        """Drop objects on which no lease is left."""
+
+    def emptiest_keys(self, device: int, nbytes: int) -> list[bytes]:
+        """Keys whose eviction gives back whole segments of ``nbytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBlock:
+    """Where a block can be read: the descriptor of §4.1."""
+
+    key: bytes
+    node: int
+    device: int
+    address: int
+    size_bytes: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookupReply:
+    """One descriptor or None per key, and until when the descriptors are good."""
+
+    blocks: tuple[RemoteBlock | None, ...]
+    lease_until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateReply:
+    """The node to write to, and for each key whether to write it (None) or why not."""
+
+    node: int
+    refusals: tuple[KeyResult | None, ...]
+    ticket: int
+
+
+@dataclass(slots=True)
+class _Lease:
+    until_s: float
+    keys: list[bytes]
+
+
+@dataclass(slots=True)
+class MasterCounters:
+    """What Master did."""
+
+    lookups: int = 0
+    looked_up_keys: int = 0
+    registered: int = 0
+    evicted: int = 0
+    evicted_by_segment: int = 0
+    leases_expired: int = 0
+    writes_expired: int = 0
+    dropped: int = 0
+
+
+class Master:
+    """The metadata server."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        nodes: Mapping[int, NodeService],
+        *,
+        max_objects: int,
+        policy: NodePolicy = NodePolicy.ROUND_ROBIN,
+        lease_s: float = 11.0,
+        write_deadline_s: float = 11.0,
+        low_water: float = 0.04,
+        high_water: float = 0.08,
+    ) -> None:
+        if not 0 <= low_water <= high_water < 1:
+            raise ValueError(f"need 0 <= low_water <= high_water < 1, got {low_water}, {high_water}")
+        self.clock = clock
+        self.nodes = dict(nodes)
+        self.policy = policy
+        self.lease_s = lease_s
+        self.write_deadline_s = write_deadline_s
+        self.low_water = low_water
+        self.high_water = high_water
+        self.table = SlotTable(max_objects)
+        self.counters = MasterCounters()
+        self._leases: dict[int, _Lease] = {}
+        self._leased: dict[bytes, int] = {}
+        self._retiring: set[bytes] = set()
+        self._writing: dict[bytes, int] = {}
+        self._tickets = count(1)
+        self._turn = 0
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def lookup(
+        self, request_id: int, keys: Sequence[bytes], *, used: Sequence[bytes] = ()
+    ) -> LookupReply:
+        """Return descriptors of the READY keys, under a lease of the request.
+
+        ``used`` is the part of the chain before ``keys`` that the engine has itself: it is touched
+        with the hits, so that the chain's head stays younger than its tail.
+        """
+        self.counters.lookups += 1
+        self.counters.looked_up_keys += len(keys)
+        batch = self.table.lookup(keys)
+        rows = zip(
+            keys,
+            batch.state.tolist(),
+            batch.node.tolist(),
+            batch.device.tolist(),
+            batch.address.tolist(),
+            batch.length.tolist(),
+            batch.generation.tolist(),
+            strict=True,
+        )
+        ready = int(SlotState.READY)
+        blocks = tuple(
+            [
+                RemoteBlock(key, node, device, address, length, generation)
+                if state == ready
+                else None
+                for key, state, node, device, address, length, generation in rows
+            ]
+        )
+        hits = [block.key for block in blocks if block is not None]
+        until = self.clock.now() + self.lease_s
+        if hits:
+            lease = self._leases.get(request_id)
+            if lease is None:
+                self._leases[request_id] = _Lease(until, hits)
+                self.clock.call_at(until, self._expire_lease, request_id)
+            else:
+                lease.until_s = until
+                lease.keys.extend(hits)
+            leased = self._leased
+            for key in hits:
+                leased[key] = leased.get(key, 0) + 1
+        if hits or used:
+            self.table.touch([*used, *hits])
+        return LookupReply(blocks, until)
+
+    def release(self, request_id: int) -> None:
+        """End the lease of a request; unknown requests are no error."""
+        lease = self._leases.pop(request_id, None)
+        if lease is None:
+            return
+        freed = []
+        leased = self._leased
+        for key in lease.keys:
+            left = leased[key] - 1
+            if left:
+                leased[key] = left
+            else:
+                del leased[key]
+                if key in self._retiring:
+                    freed.append(key)
+        if freed:
+            self._retire(freed)
+
+    def _expire_lease(self, request_id: int) -> None:
+        lease = self._leases.get(request_id)
+        if lease is None:
+            return
+        if lease.until_s > self.clock.now():
+            self.clock.call_at(lease.until_s, self._expire_lease, request_id)
+        else:
+            self.counters.leases_expired += 1
+            self.release(request_id)
+
+    # -- writes ---------------------------------------------------------------------------------
+
+    def allocate(
+        self, keys: Sequence[bytes], size_bytes: int, *, near: tuple[int, int] | None = None
+    ) -> AllocateReply:
+        """Choose the node for a request's new blocks and mark their keys WRITING.
+
+        ``near`` is (node, device) of the request's last hit block: the chain goes on there.
+        """
+        node = near[0] if near is not None else self._choose_node()
+        self._make_room(node, None if near is None else near[1], size_bytes * len(keys))
+        ticket = next(self._tickets)
+        room = self.table.max_objects - len(self.table)
+        if room < len(keys):
+            self.evict(self.table.coldest(max(EVICT_BATCH, len(keys))))
+            room = self.table.max_objects - len(self.table)
+        keys_in = keys[:room]
+        refusals: list[KeyResult | None] = [KeyResult.NO_SPACE] * len(keys)
+        if keys_in:
+            inserted = self.table.insert(
+                keys_in, node=node, device=0, address=0, length=0, generation=0
+            )
+            for index, result in enumerate(inserted.result.tolist()):
+                if result == InsertResult.INSERTED:
+                    refusals[index] = None
+                    self._writing[keys_in[index]] = ticket
+                else:
+                    refusals[index] = KeyResult.EXISTS
+        mine = [key for key, refusal in zip(keys, refusals, strict=True) if refusal is None]
+        if mine:
+            self.clock.call_at(
+                self.clock.now() + self.write_deadline_s, self._expire_writes, mine, ticket
+            )
+        return AllocateReply(node, tuple(refusals), ticket)
+
+    def register(
+        self, ticket: int, blocks: Sequence[RemoteBlock], *, chain: Sequence[bytes] = ()
+    ) -> list[KeyResult]:
+        """Make committed blocks READY. ``chain`` is the request's chain so far, for its age."""
+        mine = [self._writing.get(block.key) == ticket for block in blocks]
+        good = [block for block, ok in zip(blocks, mine, strict=True) if ok]
+        if good:
+            keys = [block.key for block in good]
+            self.table.update_location(
+                keys,
+                node=[block.node for block in good],
+                device=[block.device for block in good],
+                address=[block.address for block in good],
+                length=[block.size_bytes for block in good],
+                generation=[block.generation for block in good],
+            )
+            self.table.set_state(keys, SlotState.WRITING, SlotState.READY)
+            for key in keys:
+                del self._writing[key]
+            self.counters.registered += len(keys)
+        self.table.touch(chain or [block.key for block in blocks])
+        lost = [block for block, ok in zip(blocks, mine, strict=True) if not ok]
+        for block in lost:
+            # Its deadline passed: nobody can find it, so its extent must come back.
+            self.nodes[block.node].free([block.key])
+        return [KeyResult.STORED if ok else KeyResult.LEASE_EXPIRED for ok in mine]
+
+    def abort(self, ticket: int, keys: Iterable[bytes]) -> None:
+        """Give up WRITING keys of a ticket; others are no error."""
+        mine = [key for key in keys if self._writing.get(key) == ticket]
+        for key in mine:
+            del self._writing[key]
+        if mine:
+            self.table.remove(mine)
+
+    def _expire_writes(self, keys: Sequence[bytes], ticket: int) -> None:
+        late = [key for key in keys if self._writing.get(key) == ticket]
+        self.counters.writes_expired += len(late)
+        self.abort(ticket, late)
+
+    # -- space ----------------------------------------------------------------------------------
+
+    def _choose_node(self) -> int:
+        names = sorted(self.nodes)
+        if self.policy is NodePolicy.MOST_FREE:
+            return max(names, key=lambda name: (self._free_bytes(name), -name))
+        self._turn += 1
+        return names[(self._turn - 1) % len(names)]
+
+    def _free_bytes(self, name: int) -> int:
+        node = self.nodes[name]
+        return sum(node.space(device).free_bytes for device in range(node.device_count))
+
+    def _make_room(self, name: int, device: int | None, nbytes: int) -> None:
+        """Evict from devices of a node that are under their low-water mark."""
+        node = self.nodes[name]
+        for number in range(node.device_count) if device is None else (device,):
+            space = node.space(number)
+            if space.free_bytes >= max(self.low_water * space.capacity_bytes, nbytes):
+                continue
+            target = int(max(self.high_water * space.capacity_bytes, nbytes))
+            short = target - space.free_bytes - space.dead_bytes
+            if short > 0:
+                self.evict(self._coldest_on(name, number, short))
+            if node.space(number).free_bytes < target:
+                victims = node.emptiest_keys(number, target - node.space(number).free_bytes)
+                self.counters.evicted_by_segment += len(victims)
+                self.evict(victims)
+
+    def _coldest_on(self, name: int, device: int, nbytes: int) -> list[bytes]:
+        """Return the oldest keys on a device that hold ``nbytes`` together: cold chains' tails."""
+        wanted = EVICT_BATCH
+        while True:
+            keys = self.table.coldest(wanted)
+            batch = self.table.lookup(keys)
+            chosen, total = [], 0
+            for key, node, dev, length in zip(
+                keys,
+                batch.node.tolist(),
+                batch.device.tolist(),
+                batch.length.tolist(),
+                strict=True,
+            ):
+                if total >= nbytes:
+                    return chosen
+                if node == name and dev == device:
+                    chosen.append(key)
+                    total += length
+            if len(keys) < wanted or total >= nbytes:
+                return chosen
+            wanted *= 4
+
+    def evict(self, keys: Sequence[bytes]) -> int:
+        """Make READY keys unfindable; their extents come back when no lease is left."""
+        if not keys:
+            return 0
+        moved = self.table.set_state(keys, SlotState.READY, SlotState.EVICTING).tolist()
+        gone = [k for k, m in zip(keys, moved, strict=True) if m == UpdateResult.UPDATED]
+        self.counters.evicted += len(gone)
+        self._retiring.update(gone)
+        self._retire([key for key in gone if key not in self._leased])
+        return len(gone)
+
+    def _retire(self, keys: Sequence[bytes]) -> None:
+        if not keys:
+            return
+        per_node: dict[int, list[bytes]] = {}
+        nodes = self.table.lookup(keys).node.tolist()
+        for key, node in zip(keys, nodes, strict=True):
+            per_node.setdefault(node, []).append(key)
+            self._retiring.discard(key)
+        self.table.remove(keys)
+        for node, mine in per_node.items():
+            self.nodes[node].free(mine)
+
+    def gone(self, node: int, key: bytes, generation: int) -> None:
+        """A node lost an object, or a reader found other bytes: forget this generation of it."""
+        found = self.table.lookup([key])
+        state = int(found.state[0])
+        if state == SlotState.WRITING:
+            ticket = self._writing.get(key)
+            if ticket is not None and int(found.node[0]) == node:
+                self.abort(ticket, [key])
+        elif state == SlotState.READY and int(found.generation[0]) == generation:
+            self.counters.dropped += 1
+            self.evict([key])
+
+    # -- housekeeping ---------------------------------------------------------------------------
+
+    def at_rest(self) -> dict[str, int]:
+        """Count what is held for somebody."""
+        return {
+            "leases": len(self._leases),
+            "leased keys": len(self._leased),
+            "writing slots": len(self._writing),
+            "evicting slots": len(self._retiring),
+        }

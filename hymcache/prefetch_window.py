@@ -1,0 +1,239 @@
+"""Prefetch windows and read tokens (HyMCache §4.2).
+
+Each request that reads from a node has a *stream*: its matched objects in the order in which the
+worker will read them. Per device, at most a *window* of them is staged ahead of the worker:
+
+    window = min(hits, max(2, 128 MiB // object size))
+
+so 8 objects of 16 MB, 4 of 32 MB, double buffering for larger ones, and fewer when there are fewer
+hits. A staged object is announced by its *read token*; the worker gives the token back when it has
+consumed the object, the staging is released, and the next one is issued. The device refuses when
+its depth or frames are used up; refused streams wait in line, and each release lets them issue one
+object at a time in turn (round-robin over requests), so none is starved.
+
+Everything a stream holds comes back on consumption, close (abort, timeout, disconnect) or error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cxlbench.emu.clock import Clock
+from cxlbench.emu.status import DeviceError, Status
+from cxlbench.emu.sync import Signal
+from cxlbench.kv.device import MemoryDevice, PrefetchRequest
+
+if TYPE_CHECKING:
+    from cxlbench.hymcache.kv_manager import StoredObject
+
+
+def prefetch_window(hits: int, size_bytes: int, window_bytes: int) -> int:
+    """Return how many objects of ``size_bytes`` a request may have staged on one device."""
+    return min(hits, max(2, window_bytes // max(size_bytes, 1)))
+
+
+class Node(Protocol):
+    """What the scheduler needs of the KV Manager that owns it."""
+
+    devices: tuple[MemoryDevice, ...]
+    bases: tuple[int, ...]
+
+    def unpin(self, stored: StoredObject) -> None:
+        """The stream needs the object no more."""
+
+
+class _Lane:
+    """One stream's objects on one device, and how far it has got."""
+
+    __slots__ = ("device", "held", "next", "queued", "stream", "todo", "window")
+
+    def __init__(self, stream: ReadStream, device: int, todo: list[int], window: int) -> None:
+        self.stream = stream
+        self.device = device
+        self.todo = todo
+        self.window = window
+        self.next = 0
+        self.held = 0
+        self.queued = False
+
+    @property
+    def wants(self) -> bool:
+        return self.next < len(self.todo) and self.held < self.window and not self.stream.closed
+
+
+class ReadStream:
+    """One request's objects on one node, in reading order."""
+
+    def __init__(
+        self, scheduler: PrefetchScheduler, request_id: int, objects: Sequence[StoredObject]
+    ) -> None:
+        self.request_id = request_id
+        self.objects = tuple(objects)
+        self.closed = False
+        self._scheduler = scheduler
+        self._requests: list[PrefetchRequest | None] = [None] * len(objects)
+        self._staging: list[Signal[bool] | None] = [None] * len(objects)
+        self._done = bytearray(len(objects))
+        self.lanes: dict[int, _Lane] = {}
+
+    def __len__(self) -> int:
+        """Objects matched."""
+        return len(self.objects)
+
+    async def ready(self, position: int) -> StoredObject:
+        """Wait until the object may be read: staged, or at once where the device has no staging.
+
+        Raises ``DeviceError`` if staging failed or the stream was closed.
+        """
+        if self.closed:
+            raise DeviceError(Status.FLUSHED, "the stream is closed")
+        signal = self._staging[position]
+        if signal is not None:
+            if not await signal.wait():
+                raise DeviceError(Status.FLUSHED, "the stream is closed")
+            request = self._requests[position]
+            if request is not None:
+                await self._scheduler.device_of(self, position).chm_prefetch_wait(request)
+        return self.objects[position]
+
+    def consumed(self, position: int) -> None:
+        """Take the read token of ``position`` back: release its staging, issue the next one."""
+        if self._done[position]:
+            return
+        self._done[position] = 1
+        self._scheduler.release(self, position)
+
+    def close(self) -> None:
+        """Give everything back. Reads in flight keep their own pins on the device."""
+        if self.closed:
+            return
+        self.closed = True
+        self._scheduler.close_stream(self)
+        for position in range(len(self.objects)):
+            self.consumed(position)
+            signal = self._staging[position]
+            if signal is not None:
+                signal.set(False)
+        self._scheduler.forget(self)
+
+
+class PrefetchScheduler:
+    """Issues prefetches for all streams of a node, in turn, within each stream's windows."""
+
+    def __init__(
+        self, clock: Clock, node: Node, *, window_bytes: int, enabled: bool, issue_cost_s: float
+    ) -> None:
+        self.clock = clock
+        self.window_bytes = window_bytes
+        self.enabled = enabled
+        self.issue_cost_s = issue_cost_s
+        self.issued = 0
+        self.first_issue_s: dict[int, float] = {}
+        self._node = node
+        self._streams: set[ReadStream] = set()
+        self._line: list[deque[_Lane]] = [deque() for _ in node.devices]
+        for number, device in enumerate(node.devices):
+            device.on_frames_free = self._pump_of(number)
+
+    def device_of(self, stream: ReadStream, position: int) -> MemoryDevice:
+        """Return the device that holds an object of a stream."""
+        return self._node.devices[stream.objects[position].device]
+
+    def open(self, request_id: int, objects: Sequence[StoredObject]) -> ReadStream:
+        """Open a stream over matched (and pinned) objects and start its windows."""
+        stream = ReadStream(self, request_id, objects)
+        self._streams.add(stream)
+        if not self.enabled:
+            return stream
+        per_device: dict[int, list[int]] = {}
+        for position, stored in enumerate(stream.objects):
+            if self._node.devices[stored.device].prefetch_depth:
+                per_device.setdefault(stored.device, []).append(position)
+                stream._staging[position] = Signal(self.clock)
+        for device, todo in per_device.items():
+            size = max(stream.objects[position].size_bytes for position in todo)
+            window = prefetch_window(len(todo), size, self.window_bytes)
+            lane = stream.lanes[device] = _Lane(stream, device, todo, window)
+            self._enqueue(lane)
+            self._pump(device)
+        return stream
+
+    def _enqueue(self, lane: _Lane) -> None:
+        if lane.wants and not lane.queued:
+            lane.queued = True
+            self._line[lane.device].append(lane)
+
+    def _pump_of(self, device: int) -> Callable[[], None]:
+        return lambda: self._pump(device)
+
+    def _pump(self, device: int) -> None:
+        """Let lanes issue one object each, in turn, until the device refuses."""
+        line = self._line[device]
+        while line:
+            lane = line[0]
+            if not lane.wants:
+                line.popleft()
+                lane.queued = False
+                continue
+            if not self._issue(lane):
+                return
+            line.rotate(-1)
+
+    def _issue(self, lane: _Lane) -> bool:
+        stream = lane.stream
+        position = lane.todo[lane.next]
+        stored = stream.objects[position]
+        signal = stream._staging[position]
+        assert signal is not None
+        if not stream._done[position]:
+            local = stored.address - self._node.bases[lane.device]
+            request = self._node.devices[lane.device].chm_prefetch_object(local, stored.size_bytes)
+            if request is None:
+                return False
+            stream._requests[position] = request
+            lane.held += 1
+            self.issued += 1
+            self.first_issue_s.setdefault(stream.request_id, self.clock.now())
+        lane.next += 1
+        signal.set(True)
+        return True
+
+    def release(self, stream: ReadStream, position: int) -> None:
+        """Release one object's staging and pin, and let the line move on."""
+        stored = stream.objects[position]
+        request = stream._requests[position]
+        if request is not None:
+            stream._requests[position] = None
+            lane = stream.lanes[stored.device]
+            lane.held -= 1
+            self._enqueue(lane)
+            self._node.devices[stored.device].chm_prefetch_release(request)
+        self._node.unpin(stored)
+        if request is not None:
+            self._pump(stored.device)
+
+    def close_stream(self, stream: ReadStream) -> None:
+        """Take a stream out of the line, before its tokens come back."""
+        for lane in stream.lanes.values():
+            if lane.queued:
+                self._line[lane.device].remove(lane)
+                lane.queued = False
+
+    def forget(self, stream: ReadStream) -> None:
+        """The stream has given everything back."""
+        self._streams.discard(stream)
+        self.first_issue_s.pop(stream.request_id, None)
+
+    def at_rest(self) -> dict[str, int]:
+        """Count open streams and read tokens that are out."""
+        tokens = sum(
+            request is not None for stream in self._streams for request in stream._requests
+        )
+        return {"streams": len(self._streams), "read tokens": tokens}
+
+    def close(self) -> None:
+        """Close every stream."""
+        for stream in list(self._streams):
+            stream.close()

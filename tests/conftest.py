@@ -1,0 +1,37 @@
+"""What all tests share: deterministic hypothesis, and where the public traces are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "cxlbench",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("cxlbench")
+
+TRACE_HOMES = (
+    "the public traces are not here: set CXLBENCH_TRACES to a folder that holds {name} "
+    "(docs/traces.md names where each can be had)"
+)
+
+
+@pytest.fixture
+def trace_path():
+    """Return a function that gives the path of a public trace file, or skips the test."""
+    folder = Path(os.environ.get("CXLBENCH_TRACES", Path(__file__).parents[2] / "shared/traces"))
+
+    def find(name: str) -> Path:
+        path = folder / name
+        if not path.is_file():
+            pytest.skip(TRACE_HOMES.format(name=name))
+        return path
+
+    return find
