@@ -138,10 +138,17 @@ class QueuePair:
     """One initiator's connection: its path of pipes, and the latency of an operation."""
 
     def __init__(
-        self, fabric: Fabric, path: Sequence[Pipe], *, latency_s: float, name: str
+        self,
+        fabric: Fabric,
+        path: Sequence[Pipe],
+        *,
+        latency_s: float,
+        name: str,
+        write_path: Sequence[Pipe] | None = None,
     ) -> None:
         self.fabric = fabric
         self.path = tuple(path)
+        self.write_path = self.path if write_path is None else tuple(write_path)
         self.latency_s = latency_s
         self.name = name
         self.up = True
@@ -202,7 +209,7 @@ class QueuePair:
             await clock.sleep(fault.delay_s)
         if not self.up or (fault is not None and fault.kind == "down"):
             return await self._refused(Status.LINK_DOWN)
-        bookings = [pipe.reserve(extent) for pipe in (*self.path, region.target.port)]
+        bookings = [pipe.reserve(extent) for pipe in (*self.write_path, region.target.port)]
         await finished(clock, *bookings, latency_s=self.latency_s)
         if region.revoked:
             return Completion(Status.REVOKED, 0, clock.now())

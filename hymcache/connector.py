@@ -62,6 +62,7 @@ class ConnectorCounters:
 
 @dataclass(eq=False, slots=True)
 class _Request:
+    request_id: int
     chain: tuple[bytes, ...]
     matched: int
     size_bytes: int
@@ -133,7 +134,7 @@ class HyMCacheConnector:
             raise ValueError(f"matched must be within 0..{len(keys)}, got {matched}")
         if size_bytes < 1:
             raise ValueError(f"blocks need at least one byte, got {size_bytes}")
-        request = _Request(tuple(keys), matched, size_bytes)
+        request = _Request(request_id, tuple(keys), matched, size_bytes)
         self._requests[request_id] = request
         ticket = self._ticket(request_id, Work.LOOKUP)
         wanted = len(keys) - matched
@@ -362,7 +363,7 @@ class HyMCacheConnector:
                 )
                 return KeyResult.MISS
             if self._on_block is not None:
-                self._on_block(BlockTimes(asked_s, done.due_s, clock.real(), size))
+                self._on_block(BlockTimes(request.request_id, asked_s, done.due_s, clock.real(), size))
             if self.gpu_copy is not None:
                 await self.gpu_copy.copy(size)
         finally:

@@ -74,6 +74,7 @@ class BlockTimes:
     ``due_s`` is when the emulated hardware would have had them; the rest is the host's lateness.
     """
 
+    request_id: int
     asked_s: float
     due_s: float
     done_s: float

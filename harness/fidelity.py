@@ -1,0 +1,111 @@
+"""Did a wall-clock run keep the timing that it promised?
+
+For every pipe: bytes that the model said would have arrived in each second against bytes that had
+arrived; for every deadline: how late Python woke up. A run is trusted if bandwidth over 1 s windows
+is within 2 % everywhere and lateness is at most 50 us at the median and 1 ms at p99.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cxlbench.emu.clock import Clock
+from cxlbench.emu.pipe import Pipe
+
+WINDOW_S = 1.0
+MAX_BANDWIDTH_ERROR = 0.02
+MAX_LATE_P50_S = 50e-6
+MAX_LATE_P99_S = 1e-3
+MIN_TRANSFERS = 20
+"""Windows with fewer transfers say nothing: one that straddles the edge would be a large error."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipeFidelity:
+    """Achieved against asked on one pipe: the worst full window, as a share, and the busiest."""
+
+    name: str
+    worst_error: float
+    peak_bytes_per_s: float
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """The verdict on one run."""
+
+    late_p50_s: float
+    late_p99_s: float
+    deadlines: int
+    pipes: tuple[PipeFidelity, ...]
+
+    @property
+    def worst_error(self) -> float:
+        """The largest bandwidth error of any pipe's window."""
+        return max((pipe.worst_error for pipe in self.pipes), default=0.0)
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """What was not kept."""
+        found = []
+        if self.worst_error > MAX_BANDWIDTH_ERROR:
+            worst = max(self.pipes, key=lambda pipe: pipe.worst_error)
+            found.append(
+                f"{worst.name} off by {worst.worst_error:.1%} in a 1 s window "
+                f"(allowed {MAX_BANDWIDTH_ERROR:.0%})"
+            )
+        if self.late_p50_s > MAX_LATE_P50_S:
+            found.append(f"median lateness {self.late_p50_s * 1e6:.0f} us (allowed 50)")
+        if self.late_p99_s > MAX_LATE_P99_S:
+            found.append(f"p99 lateness {self.late_p99_s * 1e3:.2f} ms (allowed 1)")
+        return tuple(found)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the run's times can be taken at face value."""
+        return not self.complaints
+
+    def line(self) -> str:
+        """Return the fidelity line that ends every wall-clock run."""
+        verdict = "timing kept" if self.trusted else "TIMING NOT KEPT: " + "; ".join(self.complaints)
+        return (
+            f"fidelity: bandwidth within {self.worst_error:.1%} over 1 s windows, lateness p50 "
+            f"{self.late_p50_s * 1e6:.0f} us, p99 {self.late_p99_s * 1e3:.2f} ms over "
+            f"{self.deadlines:,} deadlines: {verdict}"
+        )
+
+
+def measure(clock: Clock, pipes: Iterable[Pipe]) -> Fidelity:
+    """Judge a finished wall-clock run."""
+    late = np.asarray(clock.late_s) if len(clock.late_s) else np.zeros(1)
+    return Fidelity(
+        float(np.percentile(late, 50)),
+        float(np.percentile(late, 99)),
+        len(clock.late_s),
+        tuple(judged for pipe in pipes if (judged := _judge(pipe)) is not None),
+    )
+
+
+def _judge(pipe: Pipe) -> PipeFidelity | None:
+    log = pipe.log
+    if log is None or not len(log.nbytes):
+        return None
+    due, done = np.asarray(log.due_s), np.asarray(log.done_s)
+    sizes = np.asarray(log.nbytes, dtype=float)
+    windows = int(max(due.max(), done.max()) / WINDOW_S) + 1
+    asked = np.bincount((due / WINDOW_S).astype(int), weights=sizes, minlength=windows)
+    count = np.bincount((due / WINDOW_S).astype(int), minlength=windows)
+    got = np.bincount((done / WINDOW_S).astype(int), weights=sizes, minlength=windows)
+    full = count >= MIN_TRANSFERS
+    # A transfer that ends on the edge of a window is no error of bandwidth.
+    slack = sizes.max()
+    error = np.maximum(np.abs(got[full] - asked[full]) - slack, 0) / asked[full]
+    return PipeFidelity(
+        pipe.name,
+        float(error.max()) if len(error) else 0.0,
+        float(asked.max() / WINDOW_S),
+        int(full.sum()),
+    )

@@ -1,0 +1,249 @@
+"""A rig: emulated devices on nodes, Master, links, and one connector per worker, on one clock.
+
+``RigSpec`` says what is built, at full size; the rig scales it. With ``phantom`` the bytes are tags.
+The links are full duplex: each worker and each node has a pipe a direction.
+
+Units: bytes (full size in the spec, scaled inside), s.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cxlbench.devices.cmm_h import CmmH
+from cxlbench.devices.copy_engine import CopyEngine
+from cxlbench.devices.cxl_hm import CxlHm
+from cxlbench.devices.expander import Expander
+from cxlbench.devices.profile import (
+    CmmHProfile,
+    CopyEngineProfile,
+    CxlHmProfile,
+    ExpanderProfile,
+    LinkProfile,
+    SoftwareProfile,
+    load_as,
+    scale_profile,
+    scaled_bytes,
+)
+from cxlbench.emu.clock import Clock
+from cxlbench.emu.fabric import Fabric, QueuePair
+from cxlbench.emu.faults import FaultPlan
+from cxlbench.emu.pipe import Pipe
+from cxlbench.emu.status import HostLimitError
+from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConnector
+from cxlbench.hymcache.control import ControlPlane
+from cxlbench.hymcache.kv_manager import KvManager, Placement
+from cxlbench.hymcache.master import Master, NodePolicy
+from cxlbench.kv.connector import BlockTimes
+from cxlbench.kv.footer import Verify
+
+DeviceProfile = CxlHmProfile | CmmHProfile | ExpanderProfile
+Device = CxlHm | CmmH | Expander
+
+
+def _nic(name: str) -> LinkProfile:
+    return load_as(LinkProfile, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigSpec:
+    """What to build. Sizes are those of the full-size system; ``scale`` divides them."""
+
+    device: DeviceProfile
+    block_bytes: int
+    nodes: int = 1
+    devices_per_node: int = 1
+    device_capacity_bytes: int | None = None
+    workers: int = 1
+    prefetch: bool = True
+    window_bytes: int = 128 << 20
+    node_link: LinkProfile = field(default_factory=lambda: _nic("nic-200g"))
+    worker_link: LinkProfile = field(default_factory=lambda: _nic("nic-100g"))
+    copy_engine: CopyEngineProfile | None = field(
+        default_factory=lambda: load_as(CopyEngineProfile, "gpu-copy-gen4x16")
+    )
+    software: SoftwareProfile = field(
+        default_factory=lambda: load_as(SoftwareProfile, "software-default")
+    )
+    staging_bytes: int = STAGING_BYTES
+    deadline_s: float = DEADLINE_S
+    verify: Verify = Verify.FULL
+    placement: Placement = Placement.ROUND_ROBIN
+    node_policy: NodePolicy = NodePolicy.ROUND_ROBIN
+    scale: float = 1
+    seed: int = 0
+
+
+class Rig:
+    """The running system. Close it, or use it as an async context."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        spec: RigSpec,
+        *,
+        phantom: bool,
+        folder: Path | None = None,
+        faults: FaultPlan | None = None,
+        on_block: Callable[[int, BlockTimes], None] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.spec = spec
+        self.faults = faults or FaultPlan.none()
+        self.block_bytes = scaled_bytes(spec.block_bytes, spec.scale, what="a KV block")
+        self.fabric = Fabric(clock, seed=spec.seed, faults=self.faults)
+        self.control = ControlPlane(clock, spec.software, faults=self.faults)
+        self.pipes: list[Pipe] = []
+        """Every pipe whose pacing the fidelity line reports."""
+        self._stack = ExitStack()
+        self.folder: Path | None = None
+        if folder is not None and not phantom:
+            self.folder = _run_folder(folder, self._stack)
+        try:
+            self._build(phantom, on_block)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, phantom: bool, on_block: Callable[[int, BlockTimes], None] | None) -> None:
+        spec, clock, scale = self.spec, self.clock, self.spec.scale
+        window = scaled_bytes(spec.window_bytes, scale, what="the prefetch window")
+        self.nodes: dict[int, KvManager] = {}
+        node_out: dict[int, tuple[Pipe, Pipe]] = {}
+        for node in range(spec.nodes):
+            devices = [
+                self._device(f"node{node}.dev{index}", phantom)
+                for index in range(spec.devices_per_node)
+            ]
+            self.nodes[node] = KvManager(
+                clock,
+                self.fabric,
+                devices,
+                node=node,
+                window_bytes=window,
+                prefetch=spec.prefetch,
+                placement=spec.placement,
+            )
+            node_out[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
+        objects = sum(
+            device.capacity_bytes // (self.block_bytes + 4096)
+            for manager in self.nodes.values()
+            for device in manager.devices
+        )
+        self.master = Master(
+            clock,
+            self.nodes,
+            max_objects=objects + 1024,
+            policy=spec.node_policy,
+            lease_s=spec.deadline_s + 1,
+            write_deadline_s=spec.deadline_s + 1,
+        )
+        for manager in self.nodes.values():
+            manager.on_gone = self.master.gone
+        self.connectors: list[HyMCacheConnector] = []
+        latency = spec.worker_link.latency + spec.node_link.latency
+        for worker in range(spec.workers):
+            out, back = self._duplex(f"worker{worker}.nic", scale_profile(spec.worker_link, scale))
+            pairs = {
+                node: QueuePair(
+                    self.fabric,
+                    (pipes[0], back),
+                    write_path=(out, pipes[1]),
+                    latency_s=latency,
+                    name=f"worker{worker}-node{node}",
+                )
+                for node, pipes in node_out.items()
+            }
+            copy = None
+            if spec.copy_engine is not None:
+                copy = CopyEngine(
+                    clock, scale_profile(spec.copy_engine, scale), name=f"worker{worker}.copy"
+                )
+            self.connectors.append(
+                HyMCacheConnector(
+                    self.control,
+                    self.master,
+                    self.nodes,
+                    pairs,
+                    staging_bytes=scaled_bytes(
+                        spec.staging_bytes, scale, what="the staging buffer"
+                    ),
+                    deadline_s=spec.deadline_s,
+                    window_bytes=window,
+                    verify=spec.verify,
+                    gpu_copy=copy,
+                    on_block=None
+                    if on_block is None
+                    else lambda times, worker=worker: on_block(worker, times),  # type: ignore[misc]
+                )
+            )
+
+    def _duplex(self, name: str, link: LinkProfile) -> tuple[Pipe, Pipe]:
+        pipes = (
+            Pipe(self.clock, f"{name}.tx", link.bandwidth),
+            Pipe(self.clock, f"{name}.rx", link.bandwidth),
+        )
+        self.pipes.extend(pipes)
+        return pipes
+
+    def _device(self, name: str, phantom: bool) -> Device:
+        spec = self.spec
+        capacity = spec.device_capacity_bytes
+        scaled = None if capacity is None else scaled_bytes(capacity, spec.scale, what="the device")
+        profile = scale_profile(spec.device, spec.scale)
+        kwargs = {"name": name, "phantom": phantom, "capacity_bytes": scaled, "faults": self.faults}
+        device: Device
+        if isinstance(profile, CxlHmProfile):
+            device = CxlHm(self.clock, profile, folder=self.folder, **kwargs)  # type: ignore[arg-type]
+        elif isinstance(profile, CmmHProfile):
+            device = CmmH(self.clock, profile, folder=self.folder, **kwargs)  # type: ignore[arg-type]
+        else:
+            device = Expander(self.clock, profile, **kwargs)  # type: ignore[arg-type]
+        self.pipes.append(device.port)
+        self.pipes.extend(getattr(device, "pipes", ()))
+        return device
+
+    def at_rest(self) -> dict[str, int]:
+        """Return everything that is still held, by name; empty when all came back."""
+        held: dict[str, int] = {}
+        parts = [self.master, *self.nodes.values(), *self.connectors]
+        for part in parts:
+            for name, number in part.at_rest().items():
+                if number:
+                    held[name] = held.get(name, 0) + number
+        devices = sum(len(manager.devices) for manager in self.nodes.values())
+        if self.fabric.registered != devices:
+            held["memory regions"] = self.fabric.registered - devices
+        return held
+
+    async def quiesce(self) -> None:
+        """Wait until everything stored is on its backing store."""
+        for manager in self.nodes.values():
+            await manager.quiesce()
+
+    async def close(self) -> None:
+        """Close connectors, nodes and devices, and remove the run's files."""
+        try:
+            for connector in self.connectors:
+                await connector.close()
+            for manager in self.nodes.values():
+                await manager.close()
+        finally:
+            self._stack.close()
+
+
+def _run_folder(folder: Path, stack: ExitStack) -> Path:
+    """Make a folder of this run inside ``folder``; it goes away with the run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="cxlbench-", dir=folder)
+    except OSError as error:
+        raise HostLimitError(
+            f"cannot write backing files in {folder}: {error.strerror}; choose another folder"
+        ) from error
+    return Path(stack.enter_context(made))
+

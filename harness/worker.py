@@ -1,0 +1,181 @@
+"""A replaying worker: the serving engine's side of one request (HyMCache §4.3).
+
+GPU prefix cache → lookup of the unmatched prefix → load → prefill of what is missing → first token
+→ decode; new blocks are copied out and stored beside it. Every block that the tier delivers is
+checked against what it must be. Blocks that the tier refused are offered again in later turns while
+the GPU still has them.
+
+Units: s, blocks. Left out: chunked prefill and batching (see ``engine.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cxlbench.emu.clock import Clock, Job
+from cxlbench.emu.pipe import Pipe, finished
+from cxlbench.emu.sync import Budget
+from cxlbench.harness.content import BlockContent
+from cxlbench.harness.engine import EngineModel, GpuPrefixCache
+from cxlbench.harness.requests import Request
+from cxlbench.kv.connector import Connector
+from cxlbench.kv.results import KeyResult
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What became of one request; times in s of the run, sizes in blocks."""
+
+    request_id: int
+    worker: int
+    turn: int
+    arrival_s: float
+    lookup_s: float
+    load_s: float
+    first_token_s: float
+    end_s: float
+    reusable: int
+    matched: int
+    found: int
+    loaded: int
+    computed_tokens: int
+
+    @property
+    def ttft_s(self) -> float:
+        """Time from arrival to the first token."""
+        return self.first_token_s - self.arrival_s
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What a worker's stores came to, in blocks."""
+
+    stored: int = 0
+    skipped: int = 0
+    recovered: int = 0
+    failed: int = 0
+
+
+class Worker:
+    """One GPU with its connector."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        connector: Connector,
+        engine: EngineModel,
+        content: BlockContent,
+        *,
+        number: int,
+        gpu_blocks: int,
+        max_running: int,
+        keys_of: Callable[[Request], Sequence[bytes]],
+        block_tokens: int,
+    ) -> None:
+        self.clock = clock
+        self.connector = connector
+        self.engine = engine
+        self.content = content
+        self.number = number
+        self.cache = GpuPrefixCache(gpu_blocks)
+        self.stores = StoreCounters()
+        self.wrong_blocks = 0
+        self._running = Budget(clock, max_running, name=f"worker{number} requests")
+        self._gpu = Pipe(clock, f"worker{number}.gpu", 1.0)
+        self._keys_of = keys_of
+        self._block_tokens = block_tokens
+        self._refused: set[bytes] = set()
+        self._storing: set[Job[None]] = set()
+
+    async def serve(self, request: Request) -> RequestRecord:
+        """Run one request to its end."""
+        clock, connector = self.clock, self.connector
+        arrival_s = clock.now()
+        await self._running.take(1)
+        try:
+            keys = self._keys_of(request)
+            reusable = keys[: request.reusable_blocks(self._block_tokens)]
+            matched = self.cache.match(reusable)
+            found = loaded = 0
+            lookup_s = load_s = clock.now()
+            try:
+                if matched < len(reusable):
+                    ticket = connector.submit_lookup(
+                        request.request_id, reusable, self.content.nbytes, matched=matched
+                    )
+                    found = (await ticket.done.wait()).leading_hits
+                    lookup_s = clock.now()
+                    if found:
+                        loaded = await self._load(request, reusable[matched : matched + found])
+                    load_s = clock.now()
+                have = matched + loaded
+                tokens = max(1, request.input_tokens - have * self._block_tokens)
+                booking = self._gpu.reserve(tokens, cost_s=self.engine.prefill_s(tokens))
+                await finished(clock, booking)
+                first_token_s = clock.real()
+                self.cache.use(keys)
+                self._store(request, keys, have)
+            finally:
+                connector.release(request.request_id)
+            if request.output_tokens > 1:
+                await clock.sleep(self.engine.decode_s(request.output_tokens - 1))
+        finally:
+            self._running.give(1)
+        return RequestRecord(
+            request.request_id,
+            self.number,
+            request.turn,
+            arrival_s,
+            lookup_s,
+            load_s,
+            first_token_s,
+            clock.real(),
+            len(reusable),
+            matched,
+            found,
+            loaded,
+            tokens,
+        )
+
+    async def _load(self, request: Request, keys: Sequence[bytes]) -> int:
+        """Load blocks and check each; return how many leading ones are usable."""
+        buffers = [self.content.empty() for _ in keys]
+        done = await self.connector.submit_load(request.request_id, keys, buffers).done.wait()
+        for key, buffer, result in zip(keys, buffers, done.results, strict=True):
+            if result.delivered and not self.content.holds(buffer, key):
+                self.wrong_blocks += 1
+            self.content.recycle(buffer)
+        return done.leading_hits
+
+    def _store(self, request: Request, keys: Sequence[bytes], have: int) -> None:
+        """Offer the new blocks, and those refused earlier, in the background; heads first."""
+        refused = self._refused
+        first = next((i for i, key in enumerate(keys[:have]) if key in refused), have)
+        offered = keys[first:]
+        if offered:
+            job = self.clock.spawn(self._run_store(request, offered))
+            self._storing.add(job)
+            job.add_done_callback(lambda _: self._storing.discard(job))
+
+    async def _run_store(self, request: Request, keys: Sequence[bytes]) -> None:
+        buffers = [self.content.make(key) for key in keys]
+        done = await self.connector.submit_store(request.request_id, keys, buffers).done.wait()
+        for key, buffer, result in zip(keys, buffers, done.results, strict=True):
+            self.content.recycle(buffer)
+            if result is KeyResult.NO_SPACE:
+                self.stores.skipped += 1
+                self._refused.add(key)
+            elif result in (KeyResult.STORED, KeyResult.EXISTS):
+                self.stores.stored += result is KeyResult.STORED
+                if key in self._refused:
+                    self.stores.recovered += 1
+                    self._refused.discard(key)
+            else:
+                self.stores.failed += 1
+
+    async def settle(self) -> None:
+        """Wait until all stores have ended."""
+        while self._storing:
+            await next(iter(self._storing))
+        self.connector.poll()
