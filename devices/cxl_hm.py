@@ -17,15 +17,14 @@ starts again makes a new device on the old files).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from cxlbench.devices.profile_kinds import CxlHmProfile
 from cxlbench.devices.ssd import SsdArray, make_backing
-from cxlbench.emu.clock import Clock, Job
+from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.fabric import ReadView
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import (
@@ -70,7 +69,16 @@ class Counters:
 class Staging:
     """One object in staging frames, shared by all who prefetched or demanded it."""
 
-    __slots__ = ("address", "demand", "extents", "footer", "frames", "holders", "ready", "size_bytes")
+    __slots__ = (
+        "address",
+        "demand",
+        "extents",
+        "footer",
+        "frames",
+        "holders",
+        "ready",
+        "size_bytes",
+    )
 
     def __init__(
         self, clock: Clock, address: int, size_bytes: int, frames: list[int], footer: int | None
@@ -200,7 +208,7 @@ class CxlHm:
         self._flushing = 0
         self._flush_wake: Signal[None] = Signal(clock)
         self._idle: Signal[None] | None = None
-        self._jobs: set[Job[None]] = set()
+        self._jobs = JobSet(clock)
         self._flusher: Job[None] | None = None
         self._closed = False
         self.on_frames_free: Callable[[], None] = _ignore
@@ -322,7 +330,7 @@ class CxlHm:
         staging.holders += 1
         self._staged[address] = staging
         self.counters.staged += 1
-        self._start(self._fill(staging))
+        self._jobs.spawn(self._fill(staging))
         return staging
 
     async def _fill(self, staging: Staging) -> None:
@@ -404,7 +412,7 @@ class CxlHm:
         entry.phase = _Phase.COMMITTED
         self._flush_queue.append(entry)
         if self._flusher is None:
-            self._flusher = self.clock.spawn(self._flush_forever(), name=f"{self.name} flush")
+            self._flusher = self._jobs.spawn(self._flush_forever(), name=f"{self.name} flush")
         self._flush_wake.set(None)
 
     def cancel(self, address: int) -> None:
@@ -510,24 +518,24 @@ class CxlHm:
     async def close(self) -> None:
         """Stop flushing (what is not flushed is lost) and release memory and files."""
         self._closed = True
-        jobs = [*self._jobs, *([self._flusher] if self._flusher is not None else [])]
-        for job in jobs:
-            job.cancel()
-        for job in jobs:
-            await job.ended()
+        await self._jobs.cancel()
         self.ssds.backing.close()
         self.arena.close()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        job = self.clock.spawn(work)
-        self._jobs.add(job)
-        job.add_done_callback(lambda _: self._jobs.discard(job))
 
 
 class _View:
     """A pinned object in staging frames or in the write buffer."""
 
-    __slots__ = ("_buffered", "_device", "_extents", "_open", "_size", "_staging", "bookings", "port")
+    __slots__ = (
+        "_buffered",
+        "_device",
+        "_extents",
+        "_open",
+        "_size",
+        "_staging",
+        "bookings",
+        "port",
+    )
 
     def __init__(
         self,

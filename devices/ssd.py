@@ -108,9 +108,7 @@ class SsdArray:
     def book_read(self, address: int, nbytes: int) -> tuple[Reservation, ...]:
         """Book the time of a read on every SSD that has a part of it."""
         shares = self._shares(address, nbytes)
-        return tuple(
-            ssd.read(share) for ssd, share in zip(self.ssds, shares, strict=True) if share
-        )
+        return tuple(ssd.read(share) for ssd, share in zip(self.ssds, shares, strict=True) if share)
 
     def book_write(self, address: int, nbytes: int, *, priority: int) -> tuple[Reservation, ...]:
         """Book the time of a write on every SSD that gets a part of it."""

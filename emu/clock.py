@@ -215,6 +215,8 @@ class Clock:
         self._loop = loop
         self.late_s = array("d")
         """Lateness of every deadline, s, in the order of waking; empty in virtual time."""
+        self._main: asyncio.Task[Any] | None = None
+        self._crash: BaseException | None = None
 
     # -- time -------------------------------------------------------------------------------
 
@@ -266,15 +268,27 @@ class Clock:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` to its end and return its result. Tasks that it left are cancelled."""
         loop = self._loop
-        task = loop.create_task(work)
+        self._main = task = loop.create_task(work)
+        self._crash = None
         try:
             return loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            if self._crash is not None:
+                raise self._crash from None
+            raise
         finally:
+            self._main = None
             left = asyncio.all_tasks(loop)
             for other in left:
                 other.cancel()
             if left:
                 loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    def fail(self, error: BaseException) -> None:
+        """End ``run`` with ``error``: a task that nobody awaits has crashed."""
+        if self._main is not None and not self._main.done() and self._crash is None:
+            self._crash = error
+            self._main.cancel()
 
     def close(self) -> None:
         """Release the loop and its threads."""
@@ -402,6 +416,42 @@ class Job(Awaitable[T]):
     def add_done_callback(self, callback: Callable[[asyncio.Task[T]], object]) -> None:
         """Call back when the task has ended."""
         self._task.add_done_callback(callback)
+
+
+class JobSet:
+    """The background tasks of one owner. A crash in one of them ends the run with its error."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._jobs: dict[Job[Any], None] = {}
+
+    def __len__(self) -> int:
+        """Tasks that have not ended."""
+        return len(self._jobs)
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> Job[T]:
+        """Start a task and keep it until it ends."""
+        job = self._clock.spawn(work, name=name)
+        self._jobs[job] = None
+
+        def ended(task: asyncio.Task[T]) -> None:
+            del self._jobs[job]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._clock.fail(error)
+
+        job.add_done_callback(ended)
+        return job
+
+    async def join(self) -> None:
+        """Wait until all tasks, also those started meanwhile, have ended."""
+        while self._jobs:
+            await next(iter(self._jobs)).ended()
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        for job in list(self._jobs):
+            job.cancel()
+        await self.join()
 
 
 def _describe_waiting(loop: asyncio.AbstractEventLoop) -> str:

@@ -120,9 +120,7 @@ class Fabric:
         """Memory regions whose rkey is valid."""
         return len(self._regions)
 
-    def check(
-        self, rkey: int, address: int, nbytes: int, *, write: bool
-    ) -> MemoryRegion | Status:
+    def check(self, rkey: int, address: int, nbytes: int, *, write: bool) -> MemoryRegion | Status:
         """Return the region that allows the access, or the status that refuses it."""
         region = self._regions.get(rkey)
         if region is None:

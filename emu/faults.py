@@ -84,7 +84,9 @@ class FaultRule:
         if not 0 <= self.probability <= 1:
             raise FaultPlanError(f"probability must be within 0..1, got {self.probability}")
         if self.skip < 0 or (self.limit is not None and self.limit < 0):
-            raise FaultPlanError(f"skip and limit must not be negative, got {self.skip}, {self.limit}")
+            raise FaultPlanError(
+                f"skip and limit must not be negative, got {self.skip}, {self.limit}"
+            )
         if self.delay_s < 0 or (self.kind == "delay" and self.delay_s == 0):
             raise FaultPlanError(f"{self.kind} needs a delay_s above zero, got {self.delay_s}")
 

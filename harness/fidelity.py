@@ -70,7 +70,9 @@ class Fidelity:
 
     def line(self) -> str:
         """Return the fidelity line that ends every wall-clock run."""
-        verdict = "timing kept" if self.trusted else "TIMING NOT KEPT: " + "; ".join(self.complaints)
+        verdict = (
+            "timing kept" if self.trusted else "TIMING NOT KEPT: " + "; ".join(self.complaints)
+        )
         return (
             f"fidelity: bandwidth within {self.worst_error:.1%} over 1 s windows, lateness p50 "
             f"{self.late_p50_s * 1e6:.0f} us, p99 {self.late_p99_s * 1e3:.2f} ms over "

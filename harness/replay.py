@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cxlbench.emu.clock import Clock, Job, VirtualClock, WallClock
+from cxlbench.emu.clock import Clock, Job, JobSet, VirtualClock, WallClock
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.sync import Signal
 from cxlbench.harness.content import BlockContent
@@ -144,7 +144,9 @@ class _Run:
                 number=number,
                 gpu_blocks=spec.gpu_blocks,
                 max_running=spec.max_running,
-                keys_of=lru_cache(maxsize=None)(keys_of) if len(workload.requests) < 5000 else keys_of,
+                keys_of=lru_cache(maxsize=None)(keys_of)
+                if len(workload.requests) < 5000
+                else keys_of,
                 block_tokens=workload.block_tokens,
             )
             for number, connector in enumerate(self.rig.connectors)
@@ -170,9 +172,7 @@ class _Run:
         finally:
             await self.rig.close()
         fidelity = measure(clock, self.rig.pipes) if clock.kind == "wall" else None
-        return ReplayResult(
-            self._figures(end_s - start_s, held), tuple(self.records), fidelity
-        )
+        return ReplayResult(self._figures(end_s - start_s, held), tuple(self.records), fidelity)
 
     def _start(self, start_s: float) -> list[Job[None]]:
         route = _Router(len(self.workers), self.workload.has_sessions)
@@ -187,14 +187,11 @@ class _Run:
         ]
 
     async def _open_loop(self, start_s: float, route: _Router) -> None:
-        jobs = set()
+        jobs = JobSet(self.clock)
         for request in self.workload.requests:
             await self.clock.sleep_until(start_s + request.arrival_s / self.spec.speed)
-            job = self.clock.spawn(self._serve(request, route(request)))
-            jobs.add(job)
-            job.add_done_callback(lambda _, job=job: jobs.discard(job))  # type: ignore[misc]
-        for job in list(jobs):
-            await job
+            jobs.spawn(self._serve(request, route(request)))
+        await jobs.join()
 
     async def _closed(
         self, request: Request, ended: dict[int, Signal[None]], start_s: float, worker: int

@@ -246,4 +246,3 @@ def _run_folder(folder: Path, stack: ExitStack) -> Path:
             f"cannot write backing files in {folder}: {error.strerror}; choose another folder"
         ) from error
     return Path(stack.enter_context(made))
-

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cxlbench.emu.clock import Clock, Job
+from cxlbench.emu.clock import Clock, JobSet
 from cxlbench.emu.pipe import Pipe, finished
 from cxlbench.emu.sync import Budget
 from cxlbench.harness.content import BlockContent
@@ -86,7 +86,7 @@ class Worker:
         self._keys_of = keys_of
         self._block_tokens = block_tokens
         self._refused: set[bytes] = set()
-        self._storing: set[Job[None]] = set()
+        self._storing = JobSet(clock)
 
     async def serve(self, request: Request) -> RequestRecord:
         """Run one request to its end."""
@@ -154,9 +154,7 @@ class Worker:
         first = next((i for i, key in enumerate(keys[:have]) if key in refused), have)
         offered = keys[first:]
         if offered:
-            job = self.clock.spawn(self._run_store(request, offered))
-            self._storing.add(job)
-            job.add_done_callback(lambda _: self._storing.discard(job))
+            self._storing.spawn(self._run_store(request, offered))
 
     async def _run_store(self, request: Request, keys: Sequence[bytes]) -> None:
         buffers = [self.content.make(key) for key in keys]
@@ -176,6 +174,5 @@ class Worker:
 
     async def settle(self) -> None:
         """Wait until all stores have ended."""
-        while self._storing:
-            await next(iter(self._storing))
+        await self._storing.join()
         self.connector.poll()

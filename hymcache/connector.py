@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cxlbench.emu.clock import Clock, Job
+from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.fabric import QueuePair
 from cxlbench.emu.memory import PAGE_BYTES, Buffer
 from cxlbench.emu.status import DeviceError, Status
@@ -119,7 +119,7 @@ class HyMCacheConnector:
         self._requests: dict[int, _Request] = {}
         self._tickets: set[Ticket] = set()
         self._ended: deque[Completion] = deque()
-        self._jobs: set[Job[Any]] = set()
+        self._jobs = JobSet(self.clock)
         self._closed = False
 
     # -- the contract ---------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class HyMCacheConnector:
         late = [job for job in request.found.opening if not job.done()]
         if late:
             # A hint is still on its way: close what it opens when it arrives.
-            self._spawn(self._close_late(late))
+            self._jobs.spawn(self._close_late(late))
         self.control.post(lambda: self.master.release(request_id))
 
     async def _close_late(self, opening: Sequence[Job[Any]]) -> None:
@@ -208,10 +208,7 @@ class HyMCacheConnector:
         self._closed = True
         for request_id in list(self._requests):
             self.release(request_id)
-        for job in list(self._jobs):
-            job.cancel()
-        for job in list(self._jobs):
-            await job.ended()
+        await self._jobs.cancel()
 
     # -- tasks ----------------------------------------------------------------------------------
 
@@ -245,16 +242,10 @@ class HyMCacheConnector:
                 self._ended.append(completion)
                 ticket.done.set(completion)
 
-        job = self._spawn(run())
+        job = self._jobs.spawn(run())
         if request is not None and ticket.work is not Work.STORE:
             request.jobs.add(job)
             job.add_done_callback(lambda _: request.jobs.discard(job))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> Job[None]:
-        job = self.clock.spawn(work)
-        self._jobs.add(job)
-        job.add_done_callback(lambda _: self._jobs.discard(job))
-        return job
 
     # -- lookup and load ------------------------------------------------------------------------
 
@@ -329,7 +320,11 @@ class HyMCacheConnector:
     async def _read_block(self, load: _Load, index: int, place: int) -> KeyResult:
         clock = self.clock
         asked_s = clock.now()
-        request, block, payload = load.request, load.request.found.blocks[place], load.buffers[index]
+        request, block, payload = (
+            load.request,
+            load.request.found.blocks[place],
+            load.buffers[index],
+        )
         opened = request.found.stream_of(place)
         if opened is None:
             return KeyResult.MISS
@@ -358,12 +353,12 @@ class HyMCacheConnector:
                 parse_footer(trailer), key=block.key, generation=block.generation, payload=payload
             ):
                 self.counters.mismatched += 1
-                self.control.post(
-                    lambda: self.master.gone(block.node, block.key, block.generation)
-                )
+                self.control.post(lambda: self.master.gone(block.node, block.key, block.generation))
                 return KeyResult.MISS
             if self._on_block is not None:
-                self._on_block(BlockTimes(request.request_id, asked_s, done.due_s, clock.real(), size))
+                self._on_block(
+                    BlockTimes(request.request_id, asked_s, done.due_s, clock.real(), size)
+                )
             if self.gpu_copy is not None:
                 await self.gpu_copy.copy(size)
         finally:
@@ -498,9 +493,7 @@ class HyMCacheConnector:
         trailer[: len(record)] = np.frombuffer(record, dtype=np.uint8)
         await self.staging.take(payload.nbytes)
         try:
-            done = await self.queue_pairs[node].write(
-                grant.rkey, grant.address, payload, trailer
-            )
+            done = await self.queue_pairs[node].write(grant.rkey, grant.address, payload, trailer)
         finally:
             self.staging.give(payload.nbytes)
         return done.status is Status.OK

@@ -200,9 +200,7 @@ class KvManager:
         region = self.fabric.register(
             device, self.bases[number] + local, extent, offset=local, writable=True
         )
-        grant = Grant(
-            next(self._tokens), key, region.rkey, region.base, self._generation, number
-        )
+        grant = Grant(next(self._tokens), key, region.rkey, region.base, self._generation, number)
         self._reservations[grant.token] = _Reservation(grant, size_bytes, region)
         return grant
 

@@ -103,9 +103,7 @@ class Lookup:
             covered = max(covered, opened.first + len(opened.stream))
         del found.blocks[covered:]
 
-    def _hint(
-        self, request_id: int, node: int, candidates: Sequence[bytes], found: Found
-    ) -> None:
+    def _hint(self, request_id: int, node: int, candidates: Sequence[bytes], found: Found) -> None:
         """Tell a node the candidates from its first hit on; its answer is awaited later."""
         first = len(found.blocks)
 

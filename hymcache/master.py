@@ -132,7 +132,9 @@ class Master:
         high_water: float = 0.08,
     ) -> None:
         if not 0 <= low_water <= high_water < 1:
-            raise ValueError(f"need 0 <= low_water <= high_water < 1, got {low_water}, {high_water}")
+            raise ValueError(
+                f"need 0 <= low_water <= high_water < 1, got {low_water}, {high_water}"
+            )
         self.clock = clock
         self.nodes = dict(nodes)
         self.policy = policy
@@ -358,7 +360,7 @@ class Master:
         if not keys:
             return 0
         moved = self.table.set_state(keys, SlotState.READY, SlotState.EVICTING).tolist()
-        gone = [k for k, m in zip(keys, moved, strict=True) if m == UpdateResult.UPDATED]
+        gone = [k for k, m in zip(keys, moved, strict=True) if m == UpdateResult.CHANGED]
         self.counters.evicted += len(gone)
         self._retiring.update(gone)
         self._retire([key for key in gone if key not in self._leased])

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from cxlbench.harness.requests import Request, blocks_of
 from cxlbench.harness.traces.blocks import Chains
-from cxlbench.harness.traces.lines import TraceError, numbered_lines
+from cxlbench.harness.traces.lines import MOST_TOKENS, TraceError, numbered_lines
 from cxlbench.harness.traces.stream import Asked, Format, TraceStream, trace_name
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -57,10 +57,10 @@ def _requests(asked: Asked, block_tokens: int) -> Iterator[Request]:
             raise TraceError(
                 asked.path, number, f"not a row of {','.join(COLUMNS)}: {error}"
             ) from None
-        if min(input_tokens, output_tokens) < 0:
-            raise TraceError(
-                asked.path, number, f"negative length: {input_tokens}, {output_tokens}"
-            )
+        for tokens in (input_tokens, output_tokens):
+            if not 0 <= tokens <= MOST_TOKENS:
+                what = f"a length of {tokens} tokens: lengths are 0 to {MOST_TOKENS}"
+                raise TraceError(asked.path, number, what)
         if arrival_s < 0:
             raise TraceError(
                 asked.path, number, f"{when} is {-arrival_s} s before the first row: sort the file"

@@ -29,13 +29,17 @@ import msgspec
 
 from cxlbench.harness.requests import Request
 from cxlbench.harness.traces.blocks import Blocking, Chains
-from cxlbench.harness.traces.lines import TraceError, decode_line, numbered_lines
-from cxlbench.harness.traces.mooncake import Length
+from cxlbench.harness.traces.lines import (
+    Length,
+    Milliseconds,
+    Seconds,
+    TraceError,
+    decode_line,
+    numbered_lines,
+)
 from cxlbench.harness.traces.stream import Asked, Format, TraceStream, trace_name
 
 ASYNC_STATUS = "async_launched"
-
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Call(msgspec.Struct, tag_field="type"):
@@ -59,7 +63,7 @@ class _Streamed(_Call, tag="s"):
 class _SubAgent(msgspec.Struct, tag_field="type", tag="subagent"):
     t: Seconds
     requests: list[_Whole | _Streamed | _SubAgent]
-    duration_ms: Seconds | None = None
+    duration_ms: Milliseconds | None = None
     status: str = ""
 
 

@@ -12,12 +12,19 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Annotated, BinaryIO, TypeVar
 
 import msgspec
 
 GZIP_MAGIC = b"\x1f\x8b"
 PROGRESS_STEPS = 100
+
+MOST_TOKENS = 10**8
+"""No prompt is longer: a larger number in a file is damage, and would be expanded into blocks."""
+
+Length = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 T = TypeVar("T")
 

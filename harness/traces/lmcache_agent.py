@@ -14,15 +14,20 @@ import msgspec
 
 from cxlbench.harness.requests import Request
 from cxlbench.harness.traces.blocks import Blocking, Chains
-from cxlbench.harness.traces.lines import TraceError, decode_line, numbered_lines
-from cxlbench.harness.traces.mooncake import Length
+from cxlbench.harness.traces.lines import (
+    Length,
+    Milliseconds,
+    TraceError,
+    decode_line,
+    numbered_lines,
+)
 from cxlbench.harness.traces.stream import Asked, Format, TraceStream, trace_name
 
 BLOCK_TOKENS = 128
 
 
 class _Line(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    timestamp: Milliseconds
     session_id: int | str
     turn: Annotated[int, msgspec.Meta(ge=1)]
     input_length: Length

@@ -8,22 +8,25 @@ own and only an open loop makes sense. Timestamps need not be ordered: ``read_tr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
 from cxlbench.harness.requests import Request
 from cxlbench.harness.traces.blocks import Blocking, Chains
-from cxlbench.harness.traces.lines import TraceError, decode_line, numbered_lines
+from cxlbench.harness.traces.lines import (
+    Length,
+    Milliseconds,
+    TraceError,
+    decode_line,
+    numbered_lines,
+)
 from cxlbench.harness.traces.stream import Asked, Format, TraceStream, trace_name
 
 BLOCK_TOKENS = 512
 
-Length = Annotated[int, msgspec.Meta(ge=0)]
-
 
 class _Line(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    timestamp: Milliseconds
     input_length: Length
     output_length: Length
     hash_ids: list[int]

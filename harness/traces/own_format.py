@@ -20,14 +20,17 @@ import msgspec
 
 from cxlbench.harness.requests import Mode, Request, Workload
 from cxlbench.harness.traces.blocks import ROOT, Blocking
-from cxlbench.harness.traces.lines import TraceError, decode_line, numbered_lines
-from cxlbench.harness.traces.mooncake import Length
+from cxlbench.harness.traces.lines import (
+    Length,
+    Seconds,
+    TraceError,
+    decode_line,
+    numbered_lines,
+)
 from cxlbench.harness.traces.stream import Asked, Format, TraceStream
 
 FORMAT_NAME = "cxlbench-workload"
 VERSION = 1
-
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Header(msgspec.Struct):
@@ -38,18 +41,18 @@ class _Header(msgspec.Struct):
     mode: Mode
     has_sessions: bool
     has_ids: bool
-    requests: Length
+    requests: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Line(msgspec.Struct):
-    request_id: Length
+    request_id: int
     session: str
     turn: Annotated[int, msgspec.Meta(ge=1)]
     arrival_s: Seconds
     input_tokens: Length
     output_tokens: Length
     think_s: Seconds
-    after: Length | None
+    after: Annotated[int, msgspec.Meta(ge=0)] | None
     block_runs: list[tuple[int, Length]]
 
 
