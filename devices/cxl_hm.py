@@ -219,7 +219,7 @@ class CxlHm:
     # -- read side: issue, wait, release ------------------------------------------------------
 
     def chm_prefetch_object(self, address: int, size_bytes: int) -> Prefetch | None:
-        """Start staging; None if the depth or the frames outside the demand reserve are used up."""
+        """Start staging; None if the depth or the frames before the reserve are used up."""
         if self._held >= self.prefetch_depth:
             self.counters.prefetch_refused += 1
             return None
@@ -246,7 +246,7 @@ class CxlHm:
                 raise error
 
     def chm_prefetch_release(self, request: Prefetch) -> None:
-        """Give the region back; frames go free when the last holder and the staging I/O are done."""
+        """Give the region back; frames go free when holders and staging I/O are done."""
         if request.address < 0:
             raise ValueError(f"{self.name}: a prefetch request is released twice")
         request.address = -1
@@ -467,7 +467,7 @@ class CxlHm:
         self._end_buffered(entry)
 
     def _end_buffered(self, entry: _Buffered) -> None:
-        """The buffer's copy is needed no more, but for those who read it right now."""
+        """End the buffer's copy, but for those who read it right now."""
         entry.phase = _Phase.DONE
         if self._buffered.get(entry.address) is entry:
             del self._buffered[entry.address]

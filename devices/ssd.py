@@ -120,7 +120,7 @@ class SsdArray:
         )
 
     async def fetch(self, address: int, arena: AnyArena, extents: Sequence[Extent]) -> None:
-        """Move the bytes of a read, without its time; raise ``DeviceError`` on an injected error."""
+        """Move the bytes of a read, without its time; raise ``DeviceError`` if injected."""
         fault = self.faults.draw("ssd.read", self.name)
         if fault is not None:
             if fault.kind == "error":

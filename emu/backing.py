@@ -104,7 +104,7 @@ class FileBacking:
         stripe, count = self.stripe_bytes, len(self._descriptors)
         runs: dict[int, tuple[tuple[int, int], int]] = {}
         plan: dict[tuple[int, int], list[memoryview]] = {}
-        whole = memoryview(arena.array)
+        whole = memoryview(arena.array.data)
         for offset, length in extents:
             while length:
                 index, within = divmod(address, stripe)

@@ -60,7 +60,7 @@ class _TimerLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._heap, (when, self.timers, future))
         return future
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., object],
@@ -72,7 +72,7 @@ class _TimerLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._heap, (when, self.timers, handle))
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self,
         delay: float,
         callback: Callable[..., object],
@@ -140,7 +140,7 @@ class _VirtualLoop(_TimerLoop):
     def _write_to_self(self) -> None:
         """No other thread may talk to a virtual loop, so there is nobody to wake."""
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         raise RuntimeError("virtual time cannot wait for a thread: its completion has no time")
 
 
@@ -235,6 +235,9 @@ class Clock:
     def sleep(self, delay_s: float) -> Awaitable[None]:
         """Wait ``delay_s`` from the task's logical time."""
         return self.sleep_until(self.now() + delay_s)
+
+    async def breathe(self) -> None:
+        """Between two pieces of real work that take no emulated time: let due tasks go first."""
 
     def advance(self, when: float) -> None:
         """Note that the running task depends on something that happened at ``when``."""
@@ -354,6 +357,10 @@ class WallClock(Clock):
         await self._loop.wake_at(when)
         self.late_s.append(self._loop.time() - when)
         self.advance(when)
+
+    async def breathe(self) -> None:
+        """Let everything run that is due by now; logical time stands still."""
+        await self._loop.wake_at(self._loop.time())
 
     def advance(self, when: float) -> None:
         """Move the running task's logical time up to ``when``; it never goes back."""

@@ -194,8 +194,10 @@ class QueuePair:
     async def write(
         self, rkey: int, address: int, payload: Buffer, trailer: Bytes | None = None
     ) -> Completion:
-        """WRITE ``payload`` and ``trailer`` to ``address``. Completion says nothing of the target:
-        its software learns of the bytes from a message of the writer.
+        """WRITE ``payload`` and ``trailer`` to ``address``.
+
+        The completion says nothing of the target's software: that learns of the bytes from a
+        message of the writer.
         """
         clock, fabric = self.fabric.clock, self.fabric
         extent = payload.nbytes + (len(trailer) if trailer is not None else 0)

@@ -32,4 +32,4 @@ class DeviceError(Exception):
 
 
 class HostLimitError(Exception):
-    """This host cannot do what was asked (no space, no permission, no such memory)."""
+    """The host cannot do what was asked (no space, no permission, no such memory)."""

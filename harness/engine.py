@@ -1,11 +1,11 @@
 """A small serving engine: a GPU that prefills one request at a time, and its prefix cache.
 
 Prefill is compute-bound: ``2 * parameters`` FLOP a token at the share of the peak that the
-accelerator profile states. Decode is bound by reading the weights once a token. The GPU's KV space
-is a prefix cache of whole blocks, LRU with chains losing their tails first.
+accelerator profile states. Decode is bound by reading the weights once a token. The GPU's KV
+space is a prefix cache of whole blocks, LRU with chains losing their tails first.
 
-Units: tokens, s, blocks. Left out: attention's quadratic part, batching, chunked prefill, preemption
-(the serving model of the papers' figures is a different one).
+Units: tokens, s, blocks. Left out: attention's quadratic part, batching, chunked prefill,
+preemption (the serving model of the papers' figures is a different one).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Did a wall-clock run keep the timing that it promised?
+"""Whether a wall-clock run kept the timing that it promised.
 
 For every pipe: bytes that the model said would have arrived in each second against bytes that had
 arrived; for every deadline: how late Python woke up. A run is trusted if bandwidth over 1 s windows

@@ -67,6 +67,7 @@ class TurnFigures:
     turn: int
     requests: int
     reusable_blocks: int
+    seen_blocks: int
     gpu_blocks: int
     tier_blocks: int
     read_bytes: int
@@ -76,8 +77,8 @@ class TurnFigures:
 
     @property
     def hit_rate(self) -> float:
-        """Blocks not recomputed, of those that could be reused."""
-        return (self.gpu_blocks + self.tier_blocks) / max(self.reusable_blocks, 1)
+        """Blocks not computed again, of those that had been computed before."""
+        return (self.gpu_blocks + self.tier_blocks) / max(self.seen_blocks, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Figures:
     requests: int
     duration_s: float
     reusable_blocks: int
+    seen_blocks: int
     gpu_blocks: int
     tier_blocks: int
     announced_blocks: int
@@ -111,13 +113,13 @@ class Figures:
 
     @property
     def hit_rate(self) -> float:
-        """Blocks not recomputed, of those that could be reused."""
-        return (self.gpu_blocks + self.tier_blocks) / max(self.reusable_blocks, 1)
+        """Blocks not computed again, of those that had been computed before."""
+        return (self.gpu_blocks + self.tier_blocks) / max(self.seen_blocks, 1)
 
     @property
     def tier_hit_rate(self) -> float:
-        """Blocks delivered by the tier, of those that the GPU did not have."""
-        return self.tier_blocks / max(self.looked_up_blocks, 1)
+        """Blocks delivered by the tier, of those computed before that the GPU did not have."""
+        return self.tier_blocks / max(self.seen_blocks - self.gpu_blocks, 1)
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -155,6 +157,7 @@ def turn_figures(
                 turn if turn <= max_turns else OTHER_TURNS,
                 len(mine),
                 sum(r.reusable for r in mine),
+                sum(r.seen for r in mine),
                 sum(r.matched for r in mine),
                 sum(r.loaded for r in mine),
                 read,

@@ -135,6 +135,7 @@ class _Run:
         def keys_of(request: Request) -> Sequence[bytes]:
             return trace_keys(space, request.block_ids)
 
+        computed: set[int] = set()
         self.workers = [
             Worker(
                 clock,
@@ -148,6 +149,7 @@ class _Run:
                 if len(workload.requests) < 5000
                 else keys_of,
                 block_tokens=workload.block_tokens,
+                computed=computed,
             )
             for number, connector in enumerate(self.rig.connectors)
         ]
@@ -226,6 +228,7 @@ class _Run:
             requests=len(records),
             duration_s=duration_s,
             reusable_blocks=reusable,
+            seen_blocks=sum(r.seen for r in records),
             gpu_blocks=matched,
             tier_blocks=sum(r.loaded for r in records),
             announced_blocks=sum(r.found for r in records),

@@ -1,7 +1,7 @@
 """A rig: emulated devices on nodes, Master, links, and one connector per worker, on one clock.
 
-``RigSpec`` says what is built, at full size; the rig scales it. With ``phantom`` the bytes are tags.
-The links are full duplex: each worker and each node has a pipe a direction.
+``RigSpec`` says what is built, at full size; the rig scales it. With ``phantom`` the bytes are
+tags. The links are full duplex: each worker and each node has a pipe a direction.
 
 Units: bytes (full size in the spec, scaled inside), s.
 """

@@ -36,6 +36,7 @@ class RequestRecord:
     first_token_s: float
     end_s: float
     reusable: int
+    seen: int
     matched: int
     found: int
     loaded: int
@@ -72,6 +73,7 @@ class Worker:
         max_running: int,
         keys_of: Callable[[Request], Sequence[bytes]],
         block_tokens: int,
+        computed: set[int],
     ) -> None:
         self.clock = clock
         self.connector = connector
@@ -85,6 +87,7 @@ class Worker:
         self._gpu = Pipe(clock, f"worker{number}.gpu", 1.0)
         self._keys_of = keys_of
         self._block_tokens = block_tokens
+        self._computed = computed
         self._refused: set[bytes] = set()
         self._storing = JobSet(clock)
 
@@ -96,6 +99,7 @@ class Worker:
         try:
             keys = self._keys_of(request)
             reusable = keys[: request.reusable_blocks(self._block_tokens)]
+            seen = self._seen(request.block_ids[: len(reusable)])
             matched = self.cache.match(reusable)
             found = loaded = 0
             lookup_s = load_s = clock.now()
@@ -115,6 +119,7 @@ class Worker:
                 await finished(clock, booking)
                 first_token_s = clock.real()
                 self.cache.use(keys)
+                self._computed.update(request.block_ids)
                 self._store(request, keys, have)
             finally:
                 connector.release(request.request_id)
@@ -132,17 +137,26 @@ class Worker:
             first_token_s,
             clock.real(),
             len(reusable),
+            seen,
             matched,
             found,
             loaded,
             tokens,
         )
 
+    def _seen(self, block_ids: Sequence[int]) -> int:
+        """Return how many leading blocks any worker has computed so far: what a hit could be."""
+        for index, block in enumerate(block_ids):
+            if block not in self._computed:
+                return index
+        return len(block_ids)
+
     async def _load(self, request: Request, keys: Sequence[bytes]) -> int:
         """Load blocks and check each; return how many leading ones are usable."""
         buffers = [self.content.empty() for _ in keys]
         done = await self.connector.submit_load(request.request_id, keys, buffers).done.wait()
         for key, buffer, result in zip(keys, buffers, done.results, strict=True):
+            await self.clock.breathe()
             if result.delivered and not self.content.holds(buffer, key):
                 self.wrong_blocks += 1
             self.content.recycle(buffer)
@@ -157,7 +171,10 @@ class Worker:
             self._storing.spawn(self._run_store(request, offered))
 
     async def _run_store(self, request: Request, keys: Sequence[bytes]) -> None:
-        buffers = [self.content.make(key) for key in keys]
+        buffers = []
+        for key in keys:
+            await self.clock.breathe()
+            buffers.append(self.content.make(key))
         done = await self.connector.submit_store(request.request_id, keys, buffers).done.wait()
         for key, buffer, result in zip(keys, buffers, done.results, strict=True):
             self.content.recycle(buffer)

@@ -487,6 +487,7 @@ class HyMCacheConnector:
             open_keys.discard(block.key)
 
     async def _write_block(self, node: int, grant: Grant, payload: Buffer) -> bool:
+        await self.clock.breathe()
         footer = Footer(grant.key, grant.generation, payload.nbytes, checksum_of(payload))
         trailer = np.zeros(PAGE_BYTES, dtype=np.uint8)
         record = pack_footer(footer)

@@ -271,7 +271,7 @@ class KvManager:
         return self.prefetcher.open(request_id, matched)
 
     def unpin(self, stored: StoredObject) -> None:
-        """A stream needs the object no more."""
+        """Take back a stream's pin."""
         stored.pins -= 1
         if stored.freed and not stored.pins:
             self._release_extent(stored)
@@ -313,7 +313,7 @@ class KvManager:
         return DeviceSpace(allocator.capacity_bytes, allocator.free_bytes, allocator.dead_bytes)
 
     def emptiest_keys(self, device: int, nbytes: int) -> list[bytes]:
-        """Return the keys whose eviction gives back whole segments of ``nbytes``, cheapest first."""
+        """Return keys whose eviction gives back whole segments of ``nbytes``, cheapest first."""
         base = self.bases[device]
         stored = [self._by_address.get(base + a) for a in self.allocators[device].emptiest(nbytes)]
         return [entry.key for entry in stored if entry is not None and not entry.freed]

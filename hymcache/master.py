@@ -338,7 +338,8 @@ class Master:
         while True:
             keys = self.table.coldest(wanted)
             batch = self.table.lookup(keys)
-            chosen, total = [], 0
+            chosen: list[bytes] = []
+            total = 0
             for key, node, dev, length in zip(
                 keys,
                 batch.node.tolist(),
@@ -379,7 +380,7 @@ class Master:
             self.nodes[node].free(mine)
 
     def gone(self, node: int, key: bytes, generation: int) -> None:
-        """A node lost an object, or a reader found other bytes: forget this generation of it."""
+        """Forget a generation that a node lost, or whose bytes a reader found wrong."""
         found = self.table.lookup([key])
         state = int(found.state[0])
         if state == SlotState.WRITING:

@@ -41,7 +41,7 @@ class Node(Protocol):
     bases: tuple[int, ...]
 
     def unpin(self, stored: StoredObject) -> None:
-        """The stream needs the object no more."""
+        """Take back the pin of a stream."""
 
 
 class _Lane:
@@ -222,7 +222,7 @@ class PrefetchScheduler:
                 lane.queued = False
 
     def forget(self, stream: ReadStream) -> None:
-        """The stream has given everything back."""
+        """Drop a stream that has given everything back."""
         self._streams.discard(stream)
         self.first_issue_s.pop(stream.request_id, None)
 

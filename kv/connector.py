@@ -1,9 +1,9 @@
 """The contract between a serving engine and a KV-cache tier.
 
 Who calls: the engine's scheduler and worker, from one thread (an adapter brings calls from other
-threads to it). Nothing here blocks: ``submit_*`` only takes note and returns a ticket, work goes on
-in the tier's own tasks, ``poll`` hands out what has ended. That fits a scheduler's loop, the virtual
-clock and a tier without a server (TraCT) alike.
+threads to it). Nothing here blocks: ``submit_*`` only takes note and returns a ticket, work goes
+on in the tier's own tasks, ``poll`` hands out what has ended. That fits a scheduler's loop, the
+virtual clock and a tier without a server (TraCT) alike.
 
 The life of one request (HyMCache §4.3):
 

@@ -6,8 +6,8 @@ staging (a transparent cache, plain DRAM) satisfies it with ``prefetch_depth == 
 
 Addresses are logical, from 0, backed by the device's capacity; staging frames and write buffers
 never leave the device. ``size_bytes`` is the payload's size everywhere: the object's trailer (its
-footer) lies in the page after the payload and is ``trailer_bytes`` long. All calls but the ``async``
-ones return at once and cost no emulated time.
+footer) lies in the page after the payload and is ``trailer_bytes`` long. All calls but the
+``async`` ones return at once and cost no emulated time.
 """
 
 from __future__ import annotations

@@ -116,11 +116,11 @@ class EmbeddedTier:
         )
         self._thread.start()
         if not self._started.wait(start_deadline_s):
+            self._abandoned = True
             raise EmbeddedTierError(f"{name} was not built within {start_deadline_s} s")
         if not self._accepting:
-            raise EmbeddedTierError(
-                f"{name} could not be built: {self._failure}"
-            ) from self._failure
+            error = self._failure
+            raise EmbeddedTierError(f"{name} could not be built: {error}") from error
 
     # -- the contract, for other threads ----------------------------------------------------------
 

@@ -104,7 +104,7 @@ def test_blocks_that_do_not_divide_are_refused(asked):
 
 
 def test_smaller_blocks_than_a_trace_of_full_blocks_are_refused():
-    with pytest.raises(ValueError, match="full blocks of 64 tokens only.*tail"):
+    with pytest.raises(ValueError, match=r"full blocks of 64 tokens only.*tail"):
         Blocking(64, 16, Mode.WHOLE_BLOCKS, partial_recorded=False)
     larger = Blocking(64, 128, Mode.AS_RECORDED, partial_recorded=False)
     assert larger.regroup([5, 6, 7], 250) == (6,)

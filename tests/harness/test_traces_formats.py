@@ -24,6 +24,8 @@ LMCACHE = [
 for _line in LMCACHE:
     _line["output_length"] = 7
 
+ROUNDED_UP = (0.9, 0.3)
+
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     "2023-11-16 18:15:46.6805900,374,44\n"
@@ -164,7 +166,7 @@ def test_azure_with_a_byte_order_mark_time_zones_and_windows_line_ends_is_read(w
 
 
 def test_azure_without_a_block_size_says_why_one_is_needed(write):
-    with pytest.raises(TraceError, match="no block ids.*give one, such as 128"):
+    with pytest.raises(TraceError, match=r"no block ids.*give one, such as 128"):
         whole(write(AZURE, "azure.csv"))
 
 
@@ -270,23 +272,39 @@ def test_a_sub_agent_of_unknown_duration_took_as_long_as_its_calls(write):
 
 
 def test_nobody_waits_for_a_sub_agent_launched_in_the_background(write):
-    read = whole(
-        write(
-            [
-                session(
-                    call(0, [1]),
-                    agent(
-                        4, call(0, [7]), call(50, [7]), duration_ms=None, status="async_launched"
-                    ),
-                    call(10, [1, 2]),
-                )
-            ]
-        )
+    launched = agent(
+        4, call(0, [7]), call(5, [7], api_time=99.0), duration_ms=None, status="async_launched"
     )
-    _, launched, resumed, last = read.requests
-    assert (launched.arrival_s, launched.after, launched.think_s) == (4.0, 0, 2.0)
-    assert (resumed.arrival_s, resumed.after) == (10.0, 0)
-    assert (last.arrival_s, last.after) == (54.0, launched.request_id)
+    read = whole(write([session(call(0, [1]), launched, call(10, [1, 2]))]))
+    _, first, last, resumed = read.requests
+    assert (first.arrival_s, first.after, first.think_s) == (4.0, 0, 2.0)
+    assert (last.arrival_s, last.after) == (9.0, first.request_id)
+    assert (resumed.arrival_s, resumed.after, resumed.think_s) == (10.0, 0, 8.0)
+
+
+def test_a_sub_agent_waits_for_the_parents_call_before_its_start_not_for_later_ones(write):
+    working = agent(30, call(0, [7]), duration_ms=27000)
+    read = whole(write([session(call(0, [1]), call(10, [1]), working)]))
+    assert [(request.arrival_s, request.after) for request in read.requests] == [
+        (0.0, None),
+        (3.0, 0),
+        (10.0, 0),
+    ]
+
+
+def test_a_sub_agent_ran_at_least_up_to_its_last_call(write):
+    hasty = agent(20, call(0, [7]), call(5, [7]), duration_ms=1000)
+    read = whole(write([session(call(0, [1]), hasty)]))
+    assert [request.arrival_s for request in read.requests] == [0.0, 15.0, 20.0]
+
+
+def test_rounding_does_not_make_a_parent_wait_for_a_later_call(write):
+    t, last_t = ROUNDED_UP
+    assert (t - last_t) + last_t > t
+    rounded = agent(t, call(0, [7]), call(last_t, [7]), duration_ms=0)
+    read = whole(write([session(call(0, [1]), rounded, call(t, [1, 2]))]))
+    resumed = next(request for request in read.requests if request.block_ids == (0, 2))
+    assert resumed.after == 0
 
 
 def test_a_sub_agent_whose_recorded_start_lies_before_the_session_starts_with_it(write):
@@ -340,15 +358,15 @@ def test_a_limit_reads_the_first_requests_of_the_file_only(write):
     assert [request.input_tokens for request in whole(path, limit=2).requests] == [700, 1024]
 
 
-def test_sessions_cut_a_trace_after_whole_sessions(write):
-    path = write([*LMCACHE[:2], {**LMCACHE[2]}])
-    assert [request.turn for request in whole(path, sessions=1).requests] == [1, 2]
-    agents = write(
-        json.dumps(session(call(0, [1]), call(3, [1]))) + "\nnot JSON, and never reached", "y.jsonl"
-    )
-    with pytest.raises(TraceError, match="line 2"):
-        whole(agents)
-    assert len(whole(agents, limit=2).requests) == 2
+def test_sessions_keep_the_first_ones_whole_though_they_interleave(write):
+    assert [request.turn for request in whole(write(LMCACHE), sessions=1).requests] == [1, 2]
+    assert len(whole(write(LMCACHE), sessions=2).requests) == 3
+
+
+def test_sessions_stop_reading_where_sessions_do_not_interleave(write):
+    lines = [session(call(0, [1]), name=name) for name in ("s1", "s2", "s3")]
+    path = write("\n".join(json.dumps(line) for line in lines) + "\nnot JSON\n")
+    assert [request.session for request in whole(path, sessions=2).requests] == ["s1", "s2"]
 
 
 def test_sessions_are_refused_where_none_are_recorded(write):

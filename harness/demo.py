@@ -1,0 +1,268 @@
+"""The demo: one multi-turn workload on four tiers with the same DRAM, twice each.
+
+CMM-H (a transparent LRU cache), CXL-HM without prefetch, CXL-HM with HyMCache's prefetch, and the
+same DRAM with nothing behind it. Each tier runs on real bytes in real time, and again on tags in
+virtual time; the report shows both and how far they are apart.
+
+The shape follows HyMCache §3.1-3.3 (a turn re-reads its whole prefix and appends a little), at a
+size that fits a laptop: see ``DemoPlan`` for the numbers. Units: full-size bytes, s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cxlbench.devices.profile import (
+    AcceleratorProfile,
+    CmmHProfile,
+    CxlHmProfile,
+    ExpanderProfile,
+    load_as,
+)
+from cxlbench.harness.demo_report import plot_demo, report_text
+from cxlbench.harness.engine import EngineModel
+from cxlbench.harness.generator import GeneratorKnobs, generate
+from cxlbench.harness.replay import (
+    ReplayResult,
+    ReplaySpec,
+    TraceHasNoIdsError,
+    prefix_within,
+    replay,
+)
+from cxlbench.harness.requests import Mode, Workload
+from cxlbench.harness.rig import DeviceProfile, RigSpec
+from cxlbench.harness.trace_statistics import trace_statistics
+from cxlbench.harness.traces import read_trace
+from cxlbench.kv.geometry import model_shape
+
+MODEL = "Llama-3.1-8B"
+WORKERS = 4
+MAX_MODEL_ERROR = 0.10
+"""How far the wall-clock run's block reads may be from the model's, at p50 and p90."""
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the user asked for. ``folder`` holds the backing files (default: under ``out``)."""
+
+    trace: Path | None = None
+    budget_s: float = 60.0
+    folder: Path | None = None
+    scale: float | None = None
+    out: Path = Path("results/demo")
+    seed: int = 1
+    quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """The run in numbers: full-size bytes of DRAM and of the device, and the workload."""
+
+    workload: Workload
+    closed_loop: bool
+    think_cap_s: float
+    dram_bytes: int
+    capacity_bytes: int
+    footprint_bytes: int
+    gpu_blocks: int
+    scale: float
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierRun:
+    """One tier: on real bytes, in virtual time with the same work, and on the whole trace."""
+
+    name: str
+    wall: ReplayResult
+    virtual: ReplayResult
+    whole: ReplayResult | None
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Relative difference of block reads, wall against virtual, at p50 and p90."""
+        real, model = self.wall.figures.block_read, self.virtual.figures.block_read
+        return tuple(  # type: ignore[return-value]
+            (a / b - 1) if b else 0.0
+            for a, b in ((real.p50_s, model.p50_s), (real.p90_s, model.p90_s))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """All tiers, and where the plots are."""
+
+    plan: DemoPlan
+    options: DemoOptions
+    tiers: tuple[TierRun, ...]
+    plot: Path
+
+    @property
+    def ok(self) -> bool:
+        """Whether no wrong byte was delivered and nothing leaked, in any run."""
+        runs = [r for t in self.tiers for r in (t.wall, t.virtual, t.whole) if r is not None]
+        return all(run.correct for run in runs)
+
+    def text(self) -> str:
+        """Return the report for a terminal."""
+        return report_text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures; ``emulator_against_model`` holds the relative differences."""
+        return {
+            "workload": self.plan.workload.name,
+            "dram_bytes": self.plan.dram_bytes,
+            "footprint_bytes": self.plan.footprint_bytes,
+            "scale": self.plan.scale,
+            "seed": self.options.seed,
+            "tiers": [
+                {
+                    "name": tier.name,
+                    "wall": dataclasses.asdict(tier.wall.figures),
+                    "virtual": dataclasses.asdict(tier.virtual.figures),
+                    "whole_trace": None
+                    if tier.whole is None
+                    else dataclasses.asdict(tier.whole.figures),
+                    "emulator_against_model": dict(zip(("p50", "p90"), tier.errors, strict=True)),
+                    "timing_kept": tier.wall.fidelity is not None and tier.wall.fidelity.trusted,
+                }
+                for tier in self.tiers
+            ],
+            "plot": str(self.plot),
+            "ok": self.ok,
+        }
+
+
+def make_plan(options: DemoOptions) -> DemoPlan:
+    """Choose workload, DRAM and scale. A trace gets an eighth of its footprint as DRAM."""
+    shape = model_shape(MODEL)
+    if options.trace is not None:
+        workload = read_trace(options.trace, mode=Mode.WHOLE_BLOCKS)
+        if not workload.has_ids:
+            raise TraceHasNoIdsError(
+                f"{options.trace} records no block ids, so nothing in it can be reused; "
+                "choose a trace with hash ids (docs/traces.md)"
+            )
+    else:
+        workload = generate(
+            GeneratorKnobs(
+                sessions=4 if options.quick else 24,
+                turns=3 if options.quick else 6,
+                shared_system_tokens=512,
+                first_input_tokens=1024,
+                turn_input_tokens=1408,
+                output_tokens=128,
+                think_s=0.3,
+                think_stddev_s=0.1,
+                session_spread_s=0.5,
+                seed=options.seed,
+            ),
+            name="multi-turn, generated",
+        )
+    block = shape.block_bytes(workload.block_tokens)
+    footprint = trace_statistics(workload, (), block_bytes=block).footprint_bytes
+    dram = 2 * GIB if options.quick else 8 * GIB
+    if options.trace is not None:
+        while dram < min(footprint // 8, 64 * GIB):
+            dram *= 2
+    capacity = 16 * GIB
+    while capacity < min(2 * footprint, 1862 * GIB // 2):
+        capacity *= 2
+    return DemoPlan(
+        workload,
+        closed_loop=workload.has_sessions,
+        think_cap_s=1.0,
+        dram_bytes=dram,
+        capacity_bytes=capacity,
+        footprint_bytes=footprint,
+        gpu_blocks=max(16, GIB // 2 // block),
+        scale=options.scale or 128,
+        block_bytes=block,
+    )
+
+
+def demo_tiers(plan: DemoPlan) -> list[tuple[str, DeviceProfile, bool, int]]:
+    """Return name, device profile, prefetch, and capacity of the four tiers of equal DRAM."""
+    dram = f"{plan.dram_bytes} B"
+    cmm = load_as(CmmHProfile, "cmm-h-256g", overrides={"dram_capacity": dram, "ssd_count": "2"})
+    hm = load_as(CxlHmProfile, "cxl-hm-prototype", overrides={"dram_capacity": dram})
+    plain = load_as(
+        ExpanderProfile, "remote-dram", overrides={"capacity": dram, "bandwidth": "27 GB/s"}
+    )
+    return [
+        ("CMM-H (LRU)", cmm, False, plan.capacity_bytes),
+        ("CXL-HM, no prefetch", hm, False, plan.capacity_bytes),
+        ("CXL-HM + HyMCache", hm, True, plan.capacity_bytes),
+        ("all-DRAM", plain, False, plan.dram_bytes),
+    ]
+
+
+def replay_spec(
+    plan: DemoPlan, device: DeviceProfile, *, prefetch: bool, capacity_bytes: int, seed: int
+) -> ReplaySpec:
+    """Return how one tier is run."""
+    return ReplaySpec(
+        rig=RigSpec(
+            device=device,
+            block_bytes=plan.block_bytes,
+            device_capacity_bytes=capacity_bytes,
+            workers=WORKERS,
+            prefetch=prefetch,
+            scale=plan.scale,
+            seed=seed,
+        ),
+        engine=EngineModel(model_shape(MODEL), load_as(AcceleratorProfile, "a100-80g")),
+        gpu_blocks=plan.gpu_blocks,
+        closed_loop=plan.closed_loop,
+        think_cap_s=plan.think_cap_s,
+        max_turns=6 if plan.workload.name.startswith("multi-turn") else 8,
+    )
+
+
+def run_demo(
+    options: DemoOptions, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> DemoResult:
+    """Run the four tiers and return their figures; plots go to ``options.out``."""
+    plan = make_plan(options)
+    folder = options.folder or options.out / "backing"
+    runs = []
+    for name, device, prefetch, capacity in demo_tiers(plan):
+        spec = replay_spec(
+            plan, device, prefetch=prefetch, capacity_bytes=capacity, seed=options.seed
+        )
+        whole = replay(
+            plan.workload,
+            spec,
+            wall=False,
+            progress=lambda done, of, name=name: progress(f"{name}, virtual time", done, of),  # type: ignore[misc]
+        )
+        workload, virtual = plan.workload, whole
+        if options.trace is not None:
+            workload = _prefix(plan.workload, whole, options.budget_s)
+            if len(workload.requests) < len(plan.workload.requests):
+                virtual = replay(workload, spec, wall=False)
+        wall = replay(
+            workload,
+            spec,
+            wall=True,
+            folder=folder,
+            progress=lambda done, of, name=name: progress(f"{name}, real bytes", done, of),  # type: ignore[misc]
+        )
+        runs.append(TierRun(name, wall, virtual, whole if virtual is not whole else None))
+    options.out.mkdir(parents=True, exist_ok=True)
+    plot = options.out / "demo.png"
+    plot_demo(runs, plan, plot)
+    return DemoResult(plan, options, tuple(runs), plot)
+
+
+def _prefix(workload: Workload, whole: ReplayResult, budget_s: float) -> Workload:
+    """Return the requests that are over within the budget, by the virtual run."""
+    ends = {record.request_id: record.end_s for record in whole.records}
+    kept = prefix_within(workload.requests, ends, budget_s) or list(workload.requests[:1])
+    return dataclasses.replace(workload, requests=tuple(kept))

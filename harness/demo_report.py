@@ -1,0 +1,176 @@
+"""What the demo prints and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from cxlbench.harness.metrics import Figures
+from cxlbench.harness.replay import ReplayResult
+
+if TYPE_CHECKING:
+    from cxlbench.harness.demo import DemoPlan, DemoResult, TierRun
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def report_text(result: DemoResult) -> str:
+    """Return the whole terminal report."""
+    plan = result.plan
+    some = result.tiers[0]
+    requests = len(plan.workload.requests)
+    part = "" if some.whole is None else f", of which {some.wall.figures.requests} on real bytes"
+    lines = [
+        f"Workload: {plan.workload.name}: {requests} requests{part}, "
+        f"{plan.footprint_bytes / GIB:.1f} GiB of KV in blocks of {plan.block_bytes / MIB:g} MiB, "
+        f"on 4 workers.",
+        f"Every tier has {plan.dram_bytes / GIB:g} GiB of DRAM. Sizes and bandwidths are full-size; "
+        f"real bytes are 1/{plan.scale:g} of them.",
+        "",
+        "Real bytes, real time",
+        _table([(tier.name, tier.wall) for tier in result.tiers]),
+    ]
+    if some.whole is not None:
+        lines += ["", "The whole trace, in virtual time"]
+        lines.append(_table([(t.name, t.whole) for t in result.tiers if t.whole is not None]))
+    lines += ["", "Emulator against model: block reads, real time beside virtual time"]
+    lines.append(_against(result.tiers))
+    lines.append("")
+    lines += [
+        f"{tier.name}: {tier.wall.fidelity.line()}"
+        for tier in result.tiers
+        if tier.wall.fidelity is not None
+    ]
+    wrong = sum(t.wall.figures.wrong_blocks + t.virtual.figures.wrong_blocks for t in result.tiers)
+    checked = sum(tier.wall.figures.block_read.count for tier in result.tiers)
+    held = {k: v for t in result.tiers for k, v in t.wall.figures.held_at_rest.items()}
+    lines += [
+        f"data: {checked:,} blocks read back and compared byte by byte, {wrong} wrong; "
+        + (f"still held: {held}" if held else "nothing held at rest"),
+        f"plots: {result.plot}",
+    ]
+    return "\n".join(lines)
+
+
+def _turns(figures: Figures) -> list[int]:
+    return [turn.turn for turn in figures.turns if turn.turn]
+
+
+def _table(runs: Sequence[tuple[str, ReplayResult]]) -> str:
+    turns = _turns(runs[0][1].figures)
+    shown = turns if len(turns) <= 5 else [turns[0], *turns[1:8:2]]
+    reading = [turn for turn in shown if turn > 1] or shown
+    headers = [
+        "tier",
+        "hit\nrate",
+        *[f"read GB/s\nturn {turn}" for turn in reading],
+        "block read\np50 ms",
+        "\np99 ms",
+        *[f"TTFT s\nturn {turn}" for turn in shown],
+        "skipped\nstores",
+    ]
+    rows = []
+    for name, run in runs:
+        figures = run.figures
+        by_turn = {turn.turn: turn for turn in figures.turns}
+        rows.append(
+            [
+                name,
+                f"{figures.hit_rate:.1%}",
+                *[
+                    f"{by_turn[t].read_bytes_per_s / 1e9:.1f}" if t in by_turn else "-"
+                    for t in reading
+                ],
+                f"{figures.block_read.p50_s * 1e3:.2f}",
+                f"{figures.block_read.p99_s * 1e3:.1f}",
+                *[f"{by_turn[t].ttft.mean_s:.2f}" if t in by_turn else "-" for t in shown],
+                f"{figures.skipped_blocks}",
+            ]
+        )
+    return tabulate(rows, headers=headers, stralign="right", colalign=("left",))
+
+
+def _against(tiers: Sequence[TierRun]) -> str:
+    rows = []
+    for tier in tiers:
+        real, model = tier.wall.figures.block_read, tier.virtual.figures.block_read
+        p50, p90 = tier.errors
+        rows.append(
+            [
+                tier.name,
+                f"{real.p50_s * 1e3:.2f}",
+                f"{model.p50_s * 1e3:.2f}",
+                f"{p50:+.1%}",
+                f"{real.p90_s * 1e3:.2f}",
+                f"{model.p90_s * 1e3:.2f}",
+                f"{p90:+.1%}",
+                f"{tier.wall.figures.hit_rate:.1%} / {tier.virtual.figures.hit_rate:.1%}",
+            ]
+        )
+    headers = ["tier", "p50 ms\nreal", "\nmodel", "\ndiff", "p90 ms\nreal", "\nmodel", "\ndiff"]
+    return tabulate(
+        rows, headers=[*headers, "hit rate\nreal / model"], stralign="right", colalign=("left",)
+    )
+
+
+def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:
+    """Draw read bandwidth and TTFT by turn, and the CDF of block reads; model as dashes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    colors = ("#b2182b", "#ef8a62", "#2166ac", "#4d4d4d")
+    for tier, color in zip(tiers, colors, strict=True):
+        for run, style, label in (
+            (tier.wall, "-o", tier.name),
+            (tier.virtual, "--", None),
+        ):
+            turns = [turn for turn in run.figures.turns if turn.turn]
+            reads = [turn for turn in turns if turn.block_read.count]
+            left.plot(
+                [turn.turn for turn in reads],
+                [turn.read_bytes_per_s / 1e9 for turn in reads],
+                style,
+                color=color,
+                label=label,
+                markersize=4,
+            )
+            middle.plot(
+                [turn.turn for turn in turns],
+                [turn.ttft.mean_s for turn in turns],
+                style,
+                color=color,
+                markersize=4,
+            )
+            spread = run.figures.block_read
+            if spread.count:
+                right.plot(
+                    [value * 1e3 for value in (spread.p50_s, spread.p90_s, spread.p99_s)],
+                    (50, 90, 99),
+                    style,
+                    color=color,
+                    markersize=4,
+                )
+    left.set(title="Read bandwidth by turn", xlabel="turn", ylabel="GB/s")
+    middle.set(title="Time to first token by turn (mean)", xlabel="turn", ylabel="s")
+    right.set(title="Block read latency", xlabel="ms (log)", ylabel="percentile", xscale="log")
+    right.set_yticks((50, 90, 99))
+    for axes in (left, middle):
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, fontsize=8)
+    figure.suptitle(
+        f"{plan.workload.name}: {plan.footprint_bytes / GIB:.0f} GiB of KV on "
+        f"{plan.dram_bytes / GIB:g} GiB of DRAM (real bytes: points; model: dashes)",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
