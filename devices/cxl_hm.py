@@ -389,6 +389,9 @@ class CxlHm:
         self.counters.admitted += 1
         return True
 
+    async def ready_to_receive(self, address: int) -> None:
+        """Admission has reserved the space already."""
+
     def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
         """Take the bytes of an RDMA WRITE into the reserved frames."""
         entry = self._buffered.get(address)

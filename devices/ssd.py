@@ -171,11 +171,15 @@ def make_backing(
     count: int,
     name: str,
     preallocate: bool = False,
+    split: bool = False,
 ) -> Backing:
-    """Return tags if ``phantom``, files in ``folder``, or RAM where there is no folder."""
+    """Return tags if ``phantom``, files in ``folder``, or RAM where there is no folder.
+
+    ``split``: parts of what was written at once will be read alone.
+    """
     size = page_ceil(size_bytes)
     if phantom:
-        return PhantomBacking(size)
+        return PhantomBacking(size, split=split)
     if folder is None:
         return RamBacking(size)
     files = [folder / f"{name}.ssd{i}" for i in range(count)]

@@ -256,16 +256,26 @@ _BUCKET_BYTES = 1 << 30
 
 
 class PhantomBacking:
-    """Tags by address. A write drops whatever it overlaps, as bytes would be overwritten."""
+    """Tags by address. A write drops whatever it overlaps, as bytes would be overwritten.
 
-    def __init__(self, size_bytes: int) -> None:
+    What was written at once can be read at once, with the same extents. With ``split`` each extent
+    stands for itself and can be read alone, as a cache that evicts parts of objects needs it.
+    """
+
+    def __init__(self, size_bytes: int, *, split: bool = False) -> None:
         self.size_bytes = size_bytes
+        self.split = split
         self._objects: dict[int, tuple[int, tuple[int, ...], tuple[Hashable, ...]]] = {}
         self._starts: dict[int, list[int]] = {}
 
     async def read(self, address: int, arena: AnyArena, extents: Sequence[Extent]) -> None:
         """Give back the tags of an object written with the same address and extents."""
         assert isinstance(arena, PhantomArena)
+        if self.split and len(extents) > 1:
+            for extent in extents:
+                await self.read(address, arena, (extent,))
+                address += extent[1]
+            return
         stored = self._objects.get(address)
         lengths = tuple([length for _, length in extents])
         if stored is None or stored[1] != lengths:
@@ -278,6 +288,12 @@ class PhantomBacking:
     ) -> None:
         """Keep the tags of ``extents``."""
         assert isinstance(arena, PhantomArena)
+        if self.split and len(extents) > 1:
+            for extent in extents[:-1]:
+                await self.write(address, arena, (extent,))
+                address += extent[1]
+            await self.write(address, arena, extents[-1:], short=short)
+            return
         lengths = tuple([length for _, length in extents])
         total = sum(lengths)
         self.discard(address, total)

@@ -49,6 +49,9 @@ class Target(Protocol):
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Make the object readable; raise ``DeviceError`` if that fails."""
 
+    async def ready_to_receive(self, address: int) -> None:
+        """Wait until a WRITE to ``address`` can be taken (a cache may have to evict first)."""
+
     def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
         """Take the bytes of a WRITE; raise ``DeviceError`` if nothing was reserved there."""
 
@@ -209,6 +212,11 @@ class QueuePair:
             await clock.sleep(fault.delay_s)
         if not self.up or (fault is not None and fault.kind == "down"):
             return await self._refused(Status.LINK_DOWN)
+        local = address - region.base + region.offset
+        try:
+            await region.target.ready_to_receive(local)
+        except DeviceError as error:
+            return await self._refused(error.status)
         bookings = [pipe.reserve(extent) for pipe in (*self.write_path, region.target.port)]
         await finished(clock, *bookings, latency_s=self.latency_s)
         if region.revoked:
@@ -216,7 +224,7 @@ class QueuePair:
         if not self.up:
             return Completion(Status.LINK_DOWN, 0, clock.now())
         try:
-            region.target.receive(address - region.base + region.offset, payload, trailer)
+            region.target.receive(local, payload, trailer)
         except DeviceError as error:
             return Completion(error.status, 0, clock.now())
         return Completion(Status.OK, extent, clock.now())

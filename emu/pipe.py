@@ -131,10 +131,10 @@ class Pipe:
             at += length
         self._free_s = at
 
-    def note_done(self, booking: Reservation, real_s: float) -> None:
-        """Log when the bytes of ``booking`` were really in place."""
+    def note_done(self, booking: Reservation, due_s: float, real_s: float) -> None:
+        """Log when the bytes of ``booking`` were due, and when they were really in place."""
         if self.log is not None:
-            self.log.due_s.append(booking.end_s)
+            self.log.due_s.append(due_s)
             self.log.done_s.append(real_s)
             self.log.nbytes.append(booking.nbytes)
 
@@ -152,4 +152,4 @@ async def finished(clock: Clock, *bookings: Reservation, latency_s: float = 0.0)
     if clock.kind == "wall":
         real = clock.real() - latency_s
         for booking in bookings:
-            booking.pipe.note_done(booking, real)
+            booking.pipe.note_done(booking, end, real)

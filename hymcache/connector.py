@@ -12,9 +12,9 @@ Units: bytes, s.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,8 +27,8 @@ from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Budget, Signal
 from cxlbench.hymcache.control import ControlError, ControlPlane
 from cxlbench.hymcache.kv_manager import Grant, KvManager
-from cxlbench.hymcache.lookup import Found, Lookup
-from cxlbench.hymcache.master import Master, RemoteBlock
+from cxlbench.hymcache.lookup import Found, Lookup, OpenStream
+from cxlbench.hymcache.master import AllocateReply, Master, RemoteBlock
 from cxlbench.hymcache.prefetch_window import prefetch_window
 from cxlbench.kv.connector import BlockTimes, Completion, Ticket, Work
 from cxlbench.kv.footer import Footer, Verify, pack_footer, parse_footer
@@ -63,10 +63,13 @@ class ConnectorCounters:
 @dataclass(eq=False, slots=True)
 class _Request:
     request_id: int
+    reader: tuple[int, int]
+    """The name of its lease at Master: unique, whatever ids the workers give their requests."""
     chain: tuple[bytes, ...]
     matched: int
     size_bytes: int
     found: Found = field(default_factory=Found)
+    looked_up: bool = False
     jobs: set[Job[Any]] = field(default_factory=set)
     near: tuple[int, int] | None = None
 
@@ -83,6 +86,30 @@ class _Load:
     failed: bool = False
     expired: bool = False
     jobs: list[Job[None]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """One batch of a store under way, and what is to be given back if it does not end well."""
+
+    chain: Sequence[bytes]
+    keys: Sequence[bytes]
+    buffers: Sequence[Buffer]
+    results: list[KeyResult]
+    after: bytes | None
+    """The block of the chain before the first one."""
+    node: int = 0
+    ticket: int = 0
+    writing: set[bytes] = field(default_factory=set)
+    """Keys that are WRITING at Master."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """Write tokens at the node: index by token."""
+
+    @property
+    def failure(self) -> KeyResult | None:
+        """The first answer that is neither STORED nor EXISTS."""
+        good = (KeyResult.STORED, KeyResult.EXISTS)
+        return next((result for result in self.results if result not in good), None)
 
 
 class HyMCacheConnector:
@@ -117,9 +144,12 @@ class HyMCacheConnector:
         self._lookup = Lookup(control, master, nodes, batch_keys=batch_keys)
         self._on_block = on_block
         self._requests: dict[int, _Request] = {}
+        self._member = master.join()
+        self._serials = itertools.count(1)
         self._tickets: set[Ticket] = set()
         self._ended: deque[Completion] = deque()
         self._jobs = JobSet(self.clock)
+        self._stores: set[Job[None]] = set()
         self._closed = False
 
     # -- the contract ---------------------------------------------------------------------------
@@ -134,11 +164,13 @@ class HyMCacheConnector:
             raise ValueError(f"matched must be within 0..{len(keys)}, got {matched}")
         if size_bytes < 1:
             raise ValueError(f"blocks need at least one byte, got {size_bytes}")
-        request = _Request(request_id, tuple(keys), matched, size_bytes)
-        self._requests[request_id] = request
+        self._check_size(size_bytes)
         ticket = self._ticket(request_id, Work.LOOKUP)
-        wanted = len(keys) - matched
-        self._start(request, ticket, self._run_lookup(request_id, request), wanted)
+        reader = (self._member, next(self._serials))
+        request = _Request(request_id, reader, tuple(keys), matched, size_bytes)
+        self._requests[request_id] = request
+        results = [KeyResult.CANCELLED] * (len(keys) - matched)
+        self._start(request, ticket, results, self._run_lookup(request, results))
         return ticket
 
     def submit_load(
@@ -150,8 +182,13 @@ class HyMCacheConnector:
         request = self._requests.get(request_id)
         if request is None:
             raise ValueError(f"request {request_id} has no lookup, or was released")
+        if not request.looked_up:
+            raise ValueError(f"the lookup of request {request_id} has not ended; wait for it")
+        for buffer in buffers:
+            self._check_size(buffer.nbytes)
         ticket = self._ticket(request_id, Work.LOAD)
-        self._start(request, ticket, self._run_load(request, keys, buffers), len(keys))
+        results = [KeyResult.CANCELLED] * len(keys)
+        self._start(request, ticket, results, self._run_load(request, keys, buffers, results))
         return ticket
 
     def submit_store(
@@ -163,31 +200,29 @@ class HyMCacheConnector:
         sizes = {buffer.nbytes for buffer in buffers}
         if len(sizes) > 1:
             raise ValueError(f"the blocks of one store have one size, got {sorted(sizes)}")
+        for size in sizes:
+            self._check_size(size)
         request = self._requests.get(request_id)
         ticket = self._ticket(request_id, Work.STORE)
-        self._start(request, ticket, self._run_store(request, keys, buffers), len(keys))
+        results = [KeyResult.CANCELLED] * len(keys)
+        job = self._start(
+            request, ticket, results, self._run_store(request, keys, buffers, results)
+        )
+        self._stores.add(job)
+        job.add_done_callback(lambda _: self._stores.discard(job))
         return ticket
 
     def release(self, request_id: int) -> None:
-        """Give back what a request holds; its open tickets end."""
+        """Give back what a request holds; its open lookups and loads end, its stores go on."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
+        request.found.released = True
         for job in list(request.jobs):
             job.cancel()
         for opened in request.found.streams:
             self.control.post(opened.stream.close)
-        late = [job for job in request.found.opening if not job.done()]
-        if late:
-            # A hint is still on its way: close what it opens when it arrives.
-            self._jobs.spawn(self._close_late(late))
-        self.control.post(lambda: self.master.release(request_id))
-
-    async def _close_late(self, opening: Sequence[Job[Any]]) -> None:
-        for job in opening:
-            with suppress(ControlError):
-                opened = await job
-                opened.stream.close()
+        self.control.post(lambda: self.master.release(request.reader))
 
     def poll(self) -> list[Completion]:
         """Return the completions since the last call."""
@@ -204,13 +239,24 @@ class HyMCacheConnector:
         }
 
     async def close(self) -> None:
-        """Release everything, and wait for the tasks to end."""
+        """Release everything, and wait until the tasks have ended and the last messages are in."""
         self._closed = True
         for request_id in list(self._requests):
             self.release(request_id)
-        await self._jobs.cancel()
+        for job in list(self._stores):
+            job.cancel()
+        await self._jobs.join()
+        if self.control.half_s:
+            await self.clock.sleep(self.control.half_s)
 
     # -- tasks ----------------------------------------------------------------------------------
+
+    def _check_size(self, size_bytes: int) -> None:
+        if not 1 <= size_bytes <= self.staging.capacity:
+            raise ValueError(
+                f"blocks have from 1 B to the {self.staging.capacity} B of the staging buffer, "
+                f"got {size_bytes} B"
+            )
 
     def _ticket(self, request_id: int, work: Work) -> Ticket:
         if self._closed:
@@ -223,54 +269,64 @@ class HyMCacheConnector:
         self,
         request: _Request | None,
         ticket: Ticket,
-        work: Coroutine[Any, Any, list[KeyResult]],
-        keys: int,
-    ) -> None:
-        """Run ``work`` as the request's task; the ticket ends with it, whatever happens."""
+        results: list[KeyResult],
+        work: Coroutine[Any, Any, None],
+    ) -> Job[None]:
+        """Run ``work``, which fills ``results``; the ticket ends with it, whatever happens."""
 
         async def run() -> None:
-            results = [KeyResult.CANCELLED] * keys
             try:
-                results = await work
-            except ControlError:
-                self.counters.failed += 1
-                results = [KeyResult.ERROR] * keys
+                await work
             finally:
-                work.close()
-                completion = Completion(ticket.request_id, ticket.work, tuple(results))
-                self._tickets.discard(ticket)
-                self._ended.append(completion)
-                ticket.done.set(completion)
+                self._end(ticket, results)
+
+        def ended(job: Job[None]) -> None:
+            work.close()  # a task that is cancelled before its first step never gets there
+            self._end(ticket, results)
+            if request is not None:
+                request.jobs.discard(job)
 
         job = self._jobs.spawn(run())
         if request is not None and ticket.work is not Work.STORE:
             request.jobs.add(job)
-            job.add_done_callback(lambda _: request.jobs.discard(job))
+        job.add_done_callback(lambda _: ended(job))
+        return job
+
+    def _end(self, ticket: Ticket, results: Sequence[KeyResult]) -> None:
+        if ticket not in self._tickets:
+            return
+        self._tickets.discard(ticket)
+        completion = Completion(ticket.request_id, ticket.work, tuple(results))
+        self._ended.append(completion)
+        ticket.done.set(completion)
 
     # -- lookup and load ------------------------------------------------------------------------
 
-    async def _run_lookup(self, request_id: int, request: _Request) -> list[KeyResult]:
-        wanted = len(request.chain) - request.matched
-        if wanted:
-            await self._lookup.run(request_id, request.chain, request.matched, request.found)
-        hits = request.found.blocks
+    async def _run_lookup(self, request: _Request, results: list[KeyResult]) -> None:
+        found = request.found
+        if results:
+            await self._lookup.run(
+                request.request_id, request.reader, request.chain, request.matched, found
+            )
+        hits = found.blocks
         if hits:
             request.near = (hits[-1].node, hits[-1].device)
-        return [KeyResult.HIT] * len(hits) + [KeyResult.MISS] * (wanted - len(hits))
+        self.counters.failed += found.failed
+        rest = KeyResult.ERROR if found.failed else KeyResult.MISS
+        results[:] = [KeyResult.HIT] * len(hits) + [rest] * (len(results) - len(hits))
+        request.looked_up = True
 
     async def _run_load(
-        self, request: _Request, keys: Sequence[bytes], buffers: Sequence[Buffer]
-    ) -> list[KeyResult]:
-        hits = request.found.blocks
-        places = {block.key: place for place, block in enumerate(hits)}
+        self,
+        request: _Request,
+        keys: Sequence[bytes],
+        buffers: Sequence[Buffer],
+        results: list[KeyResult],
+    ) -> None:
+        places = {block.key: place for place, block in enumerate(request.found.blocks)}
         window = prefetch_window(max(len(keys), 1), request.size_bytes, self.window_bytes)
-        load = _Load(
-            request,
-            keys,
-            buffers,
-            [KeyResult.MISS] * len(keys),
-            Budget(self.clock, window, name="reads in flight"),
-        )
+        in_flight = Budget(self.clock, window, name="reads in flight")
+        load = _Load(request, keys, buffers, results, in_flight)
         alarm = self.clock.call_at(self.clock.now() + self.deadline_s, self._expire, load)
         try:
             for index, key in enumerate(keys):
@@ -281,20 +337,22 @@ class HyMCacheConnector:
                 if load.failed or load.expired:
                     load.window.give(1)
                     break
-                load.jobs.append(self.clock.spawn(self._load_block(load, index, place)))
+                load.jobs.append(self._jobs.spawn(self._load_block(load, index, place)))
             for job in load.jobs:
                 await job.ended()
-            if load.expired:
-                for index, result in enumerate(load.results):
-                    if result is not KeyResult.HIT and keys[index] in places:
-                        load.results[index] = KeyResult.TIMEOUT
-                        self.counters.timed_out += 1
+            for index, key in enumerate(keys):
+                if index >= len(load.jobs):
+                    results[index] = KeyResult.MISS
+                if load.expired and key in places and not results[index].delivered:
+                    results[index] = KeyResult.TIMEOUT
+                    self.counters.timed_out += 1
         finally:
             alarm.cancel()
             for job in load.jobs:
+                job.cancel()
+            for job in load.jobs:  # nobody writes into a buffer when the ticket has ended
                 if not job.done():
-                    job.cancel()
-        return load.results
+                    await job.ended()
 
     def _expire(self, load: _Load) -> None:
         load.expired = True
@@ -306,8 +364,6 @@ class HyMCacheConnector:
         result = KeyResult.CANCELLED
         try:
             result = await self._read_block(load, index, place)
-        except DeviceError as error:
-            result = KeyResult.CANCELLED if error.status is Status.FLUSHED else KeyResult.ERROR
         finally:
             if result is KeyResult.HIT:
                 self.counters.loaded += 1
@@ -318,173 +374,197 @@ class HyMCacheConnector:
             load.window.give(1)
 
     async def _read_block(self, load: _Load, index: int, place: int) -> KeyResult:
-        clock = self.clock
-        asked_s = clock.now()
-        request, block, payload = (
-            load.request,
-            load.request.found.blocks[place],
-            load.buffers[index],
-        )
-        opened = request.found.stream_of(place)
-        if opened is None:
-            return KeyResult.MISS
-        position = place - opened.first
-        manager = self.nodes[opened.node]
-        staged = manager.devices[block.device].prefetch_depth and manager.prefetcher.enabled
-        await opened.stream.ready(position)
-        if staged and self.control.half_s:
-            await clock.sleep(self.control.half_s)  # the descriptor travels to the worker
+        request, payload = load.request, load.buffers[index]
+        block, opened = request.found.blocks[place], request.found.stream_of(place)
         size = payload.nbytes
-        if size != block.size_bytes:
+        if opened is None or size != block.size_bytes:
             return KeyResult.MISS
-        await self.staging.take(size)
+        asked_s = self.clock.now()
+        position = place - opened.first
+        token_out = True
+
+        def consumed() -> None:
+            nonlocal token_out
+            if token_out:
+                token_out = False
+                self.control.post(lambda: opened.stream.consumed(position))
+
         try:
-            if clock.now() >= request.found.lease_until_s:
-                return KeyResult.LEASE_EXPIRED
-            verifier = Verifier(full=self.verify is Verify.FULL)
-            trailer = np.empty(PAGE_BYTES, dtype=np.uint8)
-            done = await self.queue_pairs[opened.node].read(
-                opened.rkeys[block.device], block.address, payload, trailer, digest=verifier.digest
-            )
-            self.control.post(lambda: opened.stream.consumed(position))
-            if done.status is not Status.OK:
-                return KeyResult.ERROR
-            if not verifier.accepts(
-                parse_footer(trailer), key=block.key, generation=block.generation, payload=payload
-            ):
-                self.counters.mismatched += 1
-                self.control.post(lambda: self.master.gone(block.node, block.key, block.generation))
-                return KeyResult.MISS
-            if self._on_block is not None:
-                self._on_block(
-                    BlockTimes(request.request_id, asked_s, done.due_s, clock.real(), size)
+            await self._token(opened, block, position)
+            await self.staging.take(size)
+            try:
+                if self.clock.now() >= opened.until_s:
+                    return KeyResult.LEASE_EXPIRED
+                verifier = Verifier(full=self.verify is Verify.FULL)
+                trailer = np.empty(PAGE_BYTES, dtype=np.uint8)
+                done = await self.queue_pairs[opened.node].read(
+                    opened.rkeys[block.device],
+                    block.address,
+                    payload,
+                    trailer,
+                    digest=verifier.digest,
                 )
-            if self.gpu_copy is not None:
-                await self.gpu_copy.copy(size)
+                consumed()
+                if done.status is not Status.OK:
+                    return KeyResult.ERROR
+                footer = parse_footer(trailer)
+                if not verifier.accepts(
+                    footer, key=block.key, generation=block.generation, payload=payload
+                ):
+                    self.counters.mismatched += 1
+                    self.control.post(
+                        lambda: self.master.gone(block.node, block.key, block.generation)
+                    )
+                    return KeyResult.MISS
+                if self._on_block is not None:
+                    self._on_block(
+                        BlockTimes(request.request_id, asked_s, done.due_s, self.clock.real(), size)
+                    )
+                if self.gpu_copy is not None:
+                    await self.gpu_copy.copy(size)
+            finally:
+                self.staging.give(size)
+        except DeviceError as error:
+            if error.status is not Status.FLUSHED:
+                return KeyResult.ERROR
+            expired = self.clock.now() >= opened.until_s
+            return KeyResult.LEASE_EXPIRED if expired else KeyResult.CANCELLED
         finally:
-            self.staging.give(size)
+            consumed()
         return KeyResult.HIT
+
+    async def _token(self, opened: OpenStream, block: RemoteBlock, position: int) -> None:
+        """Wait for the read token of a block."""
+        manager = self.nodes[opened.node]
+        await opened.stream.ready(position)
+        staged = manager.devices[block.device].prefetch_depth and manager.prefetcher.enabled
+        if staged and self.control.half_s:
+            await self.clock.sleep(self.control.half_s)  # the descriptor travels to the worker
 
     # -- store ----------------------------------------------------------------------------------
 
     async def _run_store(
-        self, request: _Request | None, keys: Sequence[bytes], buffers: Sequence[Buffer]
-    ) -> list[KeyResult]:
-        results: list[KeyResult] = []
-        near = request.near if request is not None else None
-        chain = request.chain if request is not None else tuple(keys)
-        for begin in range(0, len(keys), STORE_BATCH):
-            batch = keys[begin : begin + STORE_BATCH]
-            got, near = await self._store_batch(
-                chain, batch, buffers[begin : begin + STORE_BATCH], near
-            )
-            results.extend(got)
-            if KeyResult.NO_SPACE in got:
-                # Heads before tails: what follows a refused block waits for a later turn too.
-                results.extend([KeyResult.NO_SPACE] * (len(keys) - len(results)))
-                break
-        if request is not None:
-            request.near = near
-        self.counters.stored += results.count(KeyResult.STORED)
-        self.counters.skipped += results.count(KeyResult.NO_SPACE)
-        self.counters.exists += results.count(KeyResult.EXISTS)
-        return results
-
-    async def _store_batch(
         self,
-        chain: Sequence[bytes],
+        request: _Request | None,
         keys: Sequence[bytes],
         buffers: Sequence[Buffer],
-        near: tuple[int, int] | None,
-    ) -> tuple[list[KeyResult], tuple[int, int] | None]:
-        control, costs = self.control, self.control.costs
-        size = buffers[0].nbytes
-        allocated = await control.call(
-            "master",
-            costs.lookup_call + costs.lookup_key * len(keys),
-            lambda: self.master.allocate(keys, size, near=near),
-        )
-        results = [refusal or KeyResult.ERROR for refusal in allocated.refusals]
-        wanted = [i for i, refusal in enumerate(allocated.refusals) if refusal is None]
-        if not wanted:
-            return results, near
-        node = self.nodes[allocated.node]
-        open_tokens: dict[int, int] = {}
-        open_keys = {keys[index] for index in wanted}
+        results: list[KeyResult],
+    ) -> None:
+        near = request.near if request is not None else None
+        chain = request.chain if request is not None else tuple(keys)
+        after = _before(chain, keys[0]) if keys else None
         try:
-            device = near[1] if near is not None and near[0] == allocated.node else None
-            answers = await control.call(
-                f"node{allocated.node}",
-                costs.reserve * len(wanted),
-                lambda: node.reserve([keys[i] for i in wanted], size, device=device),
-            )
-            grants: dict[int, Grant] = {}
+            for begin in range(0, len(keys), STORE_BATCH):
+                end = min(begin + STORE_BATCH, len(keys))
+                batch = _Batch(
+                    chain, keys[begin:end], buffers[begin:end], results[begin:end], after
+                )
+                try:
+                    near = await self._store_batch(batch, near)
+                except ControlError:
+                    self.counters.failed += 1
+                    batch.results = [
+                        KeyResult.ERROR if result is KeyResult.CANCELLED else result
+                        for result in batch.results
+                    ]
+                finally:
+                    results[begin:end] = batch.results
+                    self._give_up(batch)
+                failure = batch.failure
+                if failure is not None:
+                    # Heads before tails: what follows it waits for a later turn, too.
+                    results[end:] = [failure] * (len(keys) - end)
+                    break
+                after = keys[end - 1]
+        finally:
+            if request is not None:
+                request.near = near
+            self.counters.stored += results.count(KeyResult.STORED)
+            self.counters.skipped += results.count(KeyResult.NO_SPACE)
+            self.counters.exists += results.count(KeyResult.EXISTS)
+
+    def _give_up(self, batch: _Batch) -> None:
+        """Give back what a batch still holds at its node and at Master."""
+        if batch.tokens:
+            self.control.post(lambda: self.nodes[batch.node].abort(list(batch.tokens)))
+        if batch.writing:
+            self.control.post(lambda: self.master.abort(batch.ticket, batch.writing))
+
+    async def _store_batch(
+        self, batch: _Batch, near: tuple[int, int] | None
+    ) -> tuple[int, int] | None:
+        """Store a batch; return where the chain goes on. What fails is left to ``_give_up``."""
+        control, costs, keys = self.control, self.control.costs, batch.keys
+        size = batch.buffers[0].nbytes
+
+        # What a callee hands out is noted where it does so: its answer may never arrive.
+        def allocate() -> AllocateReply:
+            reply = self.master.allocate(keys, size, near=near, after=batch.after)
+            batch.ticket, batch.node = reply.ticket, reply.node
+            batch.writing.update(keys[i] for i, no in enumerate(reply.refusals) if no is None)
+            return reply
+
+        allocated = await control.call(
+            "master", costs.lookup_call + costs.lookup_key * len(keys), allocate
+        )
+        wanted = [index for index, no in enumerate(allocated.refusals) if no is None]
+        for index, refusal in enumerate(allocated.refusals):
+            batch.results[index] = refusal or KeyResult.CANCELLED
+        if allocated.device is not None:
+            near = (allocated.node, allocated.device)
+        if not wanted:
+            return near
+        node = self.nodes[allocated.node]
+
+        def reserve() -> list[Grant | KeyResult]:
+            answers = node.reserve([keys[i] for i in wanted], size, device=allocated.device)
             for index, answer in zip(wanted, answers, strict=True):
                 if isinstance(answer, Grant):
-                    grants[index] = answer
-                    open_tokens[answer.token] = index
-                else:
-                    results[index] = answer
-            written = []
-            for index, grant in grants.items():
-                if await self._write_block(allocated.node, grant, buffers[index]):
-                    written.append(index)
-                else:
-                    break  # what follows would be a tail without its head
-            if written:
-                near = (allocated.node, grants[written[-1]].device)
-                tokens = [grants[index].token for index in written]
-                committed = await control.call(
-                    f"node{allocated.node}",
-                    costs.commit * len(tokens),
-                    lambda: node.commit(tokens),
-                )
-                stored = []
-                for index, result in zip(written, committed, strict=True):
-                    results[index] = result
-                    del open_tokens[grants[index].token]
-                    if result is KeyResult.STORED:
-                        grant = grants[index]
-                        stored.append(
-                            (
-                                index,
-                                RemoteBlock(
-                                    grant.key,
-                                    node.node,
-                                    grant.device,
-                                    grant.address,
-                                    size,
-                                    grant.generation,
-                                ),
-                            )
-                        )
-                if stored:
-                    await self._register(chain, allocated.ticket, stored, results, open_keys)
-        finally:
-            if open_tokens:
-                tokens = list(open_tokens)
-                control.post(lambda: node.abort(tokens))
-            if open_keys:
-                control.post(lambda: self.master.abort(allocated.ticket, open_keys))
-        return results, near
+                    batch.tokens[answer.token] = index
+            return answers
 
-    async def _register(
-        self,
-        chain: Sequence[bytes],
-        ticket: int,
-        stored: Sequence[tuple[int, RemoteBlock]],
-        results: list[KeyResult],
-        open_keys: set[bytes],
-    ) -> None:
-        blocks = [block for _, block in stored]
-        answers = await self.control.call(
-            "master",
-            self.control.costs.register * len(blocks),
-            lambda: self.master.register(ticket, blocks, chain=chain),
+        answers = await control.call(f"node{node.node}", costs.reserve * len(wanted), reserve)
+        written: list[tuple[int, Grant]] = []
+        whole = True
+        for index, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, KeyResult):
+                batch.results[index] = answer
+            elif whole and await self._write_block(node.node, answer, batch.buffers[index]):
+                written.append((index, answer))
+            else:
+                whole = False  # what follows would be a tail without its head
+                batch.results[index] = KeyResult.ERROR
+        if not written:
+            return near
+        committed = await control.call(
+            f"node{node.node}",
+            costs.commit * len(written),
+            lambda: node.commit([grant.token for _, grant in written]),
         )
-        for (index, block), answer in zip(stored, answers, strict=True):
-            results[index] = answer
-            open_keys.discard(block.key)
+        blocks: list[RemoteBlock] = []
+        whole = True
+        for (index, grant), result in zip(written, committed, strict=True):
+            whole = whole and result is KeyResult.STORED
+            batch.results[index] = result if result is not KeyResult.STORED else KeyResult.ERROR
+            if whole:
+                blocks.append(
+                    RemoteBlock(
+                        grant.key, node.node, grant.device, grant.address, size, grant.generation
+                    )
+                )
+
+        def register() -> None:
+            answers = self.master.register(batch.ticket, blocks, chain=batch.chain)
+            for (index, grant), answer in zip(written, answers, strict=False):
+                batch.results[index] = answer
+                if answer is KeyResult.STORED:
+                    batch.writing.discard(grant.key)
+                    del batch.tokens[grant.token]
+
+        if blocks:
+            await control.call("master", costs.register * len(blocks), register)
+            near = (node.node, blocks[-1].device)
+        return near
 
     async def _write_block(self, node: int, grant: Grant, payload: Buffer) -> bool:
         await self.clock.breathe()
@@ -498,3 +578,11 @@ class HyMCacheConnector:
         finally:
             self.staging.give(payload.nbytes)
         return done.status is Status.OK
+
+
+def _before(chain: Sequence[bytes], key: bytes) -> bytes | None:
+    """Return the block before ``key``; one that is not in the chain yet comes after its end."""
+    if key in chain:
+        place = chain.index(key)
+        return chain[place - 1] if place else None
+    return chain[-1] if chain else None

@@ -11,6 +11,7 @@ Units: bytes. Left out: compaction. Space comes back by evicting what still live
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -30,9 +31,19 @@ class Segment:
         return self.cursor + self.extent_bytes > self.length
 
     @property
+    def room_bytes(self) -> int:
+        """Whole extents that can still be appended, in bytes."""
+        return (self.length - self.cursor) // self.extent_bytes * self.extent_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the extents in use."""
+        return len(self.live) * self.extent_bytes
+
+    @property
     def dead_bytes(self) -> int:
         """Bytes that come back only with the whole segment."""
-        return self.cursor - len(self.live) * self.extent_bytes
+        return self.cursor - self.live_bytes
 
 
 class ExtentAllocator:
@@ -69,8 +80,20 @@ class ExtentAllocator:
         if segment is None:
             raise ValueError(f"no extent is allocated at {address}")
         segment.live.discard(address)
-        if not segment.live and segment.full:
+        if not segment.live:
             self._reclaim(segment)
+
+    def take_back(self, address: int) -> None:
+        """Undo an ``allocate`` whose extent was never written; refused writes cost no space.
+
+        The newest extent of an open segment is appended again; any other is dead.
+        """
+        segment = self._of.get(address)
+        if segment is not None and self._open.get(segment.extent_bytes) is segment:
+            newest = segment.base + segment.cursor - segment.extent_bytes
+            if address == newest:
+                segment.cursor -= segment.extent_bytes
+        self.free(address)
 
     def _reclaim(self, segment: Segment) -> None:
         if self._open.get(segment.extent_bytes) is segment:
@@ -80,7 +103,7 @@ class ExtentAllocator:
         self._free.extend(range(first, first + segment.length // self.segment_bytes))
 
     def _new_segment(self, extent_bytes: int) -> Segment | None:
-        units = -(-extent_bytes // self.segment_bytes)
+        units = self._units_of(extent_bytes)
         first = self._take_run(units)
         if first is None:
             return None
@@ -88,23 +111,37 @@ class ExtentAllocator:
         self._segments[segment.base] = segment
         return segment
 
+    def _units_of(self, extent_bytes: int) -> int:
+        return -(-extent_bytes // self.segment_bytes)
+
     def _take_run(self, units: int) -> int | None:
         """Take ``units`` neighbouring free units; the longest-free one where one is enough."""
         if units == 1:
             return self._free.popleft() if self._free else None
-        free = sorted(self._free)
-        for index in range(len(free) - units + 1):
-            if free[index + units - 1] - free[index] == units - 1:
-                taken = set(free[index : index + units])
-                self._free = deque(unit for unit in self._free if unit not in taken)
-                return free[index]
+        for first in self._runs(units):
+            taken = set(range(first, first + units))
+            self._free = deque(unit for unit in self._free if unit not in taken)
+            return first
         return None
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that can be appended: free segments, and the rest of the open ones."""
-        rest = sum([s.length - s.cursor for s in self._open.values()])
-        return len(self._free) * self.segment_bytes + rest
+    def _runs(self, units: int) -> Iterator[int]:
+        """Yield the first unit of each run of ``units`` free neighbours; the runs are disjoint."""
+        length = 0
+        last = -2
+        for unit in sorted(self._free):
+            length = length + 1 if unit == last + 1 else 1
+            last = unit
+            if length == units:
+                yield unit - units + 1
+                length = 0
+
+    def free_bytes(self, extent_bytes: int) -> int:
+        """Bytes of extents of this size that can be appended now."""
+        units = self._units_of(extent_bytes)
+        runs = len(self._free) if units == 1 else sum(1 for _ in self._runs(units))
+        extents = runs * (units * self.segment_bytes // extent_bytes)
+        segment = self._open.get(extent_bytes)
+        return extents * extent_bytes + (segment.room_bytes if segment is not None else 0)
 
     @property
     def dead_bytes(self) -> int:
@@ -116,18 +153,14 @@ class ExtentAllocator:
         """Extents in use."""
         return len(self._of)
 
-    def fits(self, extent_bytes: int) -> bool:
-        """Whether an extent of this size could be allocated on an empty device."""
-        return extent_bytes <= self._units * self.segment_bytes
+    def emptiest(self, extent_bytes: int) -> Iterator[list[int]]:
+        """Yield the live addresses of each segment that could be emptied, the cheapest one first.
 
-    def emptiest(self, nbytes: int) -> list[int]:
-        """Return the live addresses of the closed segments that give back ``nbytes`` cheapest."""
-        closed = [s for s in self._segments.values() if s.full and s.live]
-        closed.sort(key=lambda s: (len(s.live) * s.extent_bytes / s.length, s.base))
-        addresses: list[int] = []
-        for segment in closed:
-            if nbytes <= 0:
-                break
-            addresses.extend(sorted(segment.live))
-            nbytes -= segment.length
-        return addresses
+        The segment that extents of this size are appended to has room itself, unless it is full.
+        """
+        appended = self._open.get(extent_bytes)
+        segments = [s for s in self._segments.values() if s is not appended or s.full]
+        segments.sort(key=lambda s: (s.live_bytes / s.length, s.base))
+        for segment in segments:
+            if segment.live:
+                yield sorted(segment.live)

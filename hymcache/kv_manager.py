@@ -1,13 +1,14 @@
 """KV Manager: what runs on a CXL-HM node (HyMCache §4.2): space, write admission, the node's index.
 
 A node joins several devices into one address space: device ``i`` begins at ``base[i]``. Objects of
-one request stay on one device, chosen by policy only where no earlier block decides. Every object
-is found by key in the node's own index, which Master's table mirrors.
+one request stay on one device, chosen by policy only where no earlier block decides. The objects
+that Master has registered are found by key in the node's own index.
 
 Write path: ``reserve`` (buffer bytes and an extent, together or not at all) → RDMA WRITE under an
-rkey made for this reservation → ``commit``, since a device does not see one-sided completions. A
-reservation that is not committed in time is revoked, rkey first. Prefetch windows and read tokens
-are in ``prefetch_window.py``.
+rkey made for this reservation → ``commit``, since a device does not see one-sided completions →
+``publish``, when Master registers it. What is not published in time is taken back, its rkey first.
+A key alone never names an object to drop: the generation says which of them is meant. Prefetch
+windows and read tokens are in ``prefetch_window.py``.
 
 Units: bytes, s. Left out: the node as a process of its own, and its restart.
 """
@@ -15,7 +16,7 @@ Units: bytes, s. Left out: the node as a process of its own, and its restart.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -53,13 +54,15 @@ class Grant:
 
 @dataclass(eq=False, slots=True)
 class StoredObject:
-    """An entry of the node's index. ``pins`` are prefetches and reads of streams."""
+    """A committed object. ``pins`` are those of open streams."""
 
     key: bytes
     address: int
     size_bytes: int
     generation: int
     device: int
+    token: int
+    """The write token, until Master has registered the object; then 0."""
     pins: int = 0
     freed: bool = False
 
@@ -69,15 +72,21 @@ class _Reservation:
     grant: Grant
     size_bytes: int
     region: MemoryRegion
+    stored: StoredObject | None = None
+    """What was committed under it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpace:
-    """Space of one device as Master is told of it, bytes."""
+    """Space of one device for objects of one size, as Master is told of it, bytes."""
 
     capacity_bytes: int
+    extent_bytes: int
+    """What one such object takes."""
     free_bytes: int
+    """Extents of this size that can be appended now."""
     dead_bytes: int
+    """What comes back when the rest of its segments is evicted."""
 
 
 class KvManager:
@@ -152,11 +161,11 @@ class KvManager:
         """Return what an object takes on a device: whole pages, and its footer's page."""
         return page_ceil(size_bytes) + page_ceil(self.devices[device].trailer_bytes)
 
-    def place(self) -> int:
-        """Choose a device for a chain that has no hit here."""
+    def place(self, size_bytes: int) -> int:
+        """Choose a device for a chain that has no hit here, and has blocks of this size."""
         count = len(self.devices)
         if self.placement is Placement.LOAD_AWARE:
-            return max(range(count), key=lambda i: (self.allocators[i].free_bytes, -i))
+            return max(range(count), key=lambda i: (self.space(i, size_bytes).free_bytes, -i))
         self._turn += 1
         return (self._turn - 1) % count
 
@@ -168,7 +177,7 @@ class KvManager:
         After the first refusal the rest is refused too: a tail without its head is worthless.
         """
         answers: list[Grant | KeyResult] = []
-        chosen = self.place() if device is None else device
+        chosen = self.place(size_bytes) if device is None else device
         refused = False
         granted: list[int] = []
         for key in keys:
@@ -194,7 +203,7 @@ class KvManager:
         if local is None:
             return None
         if not device.admit(local, size_bytes):
-            allocator.free(local)
+            allocator.take_back(local)
             return None
         self._generation = (self._generation + 1) % GENERATIONS
         region = self.fabric.register(
@@ -205,62 +214,75 @@ class KvManager:
         return grant
 
     def commit(self, tokens: Sequence[int]) -> list[KeyResult]:
-        """Make the written objects readable and eligible for flush."""
+        """Note that all bytes of the objects are in place: they may be flushed now."""
         results = []
         for token in tokens:
-            reservation = self._reservations.pop(token, None)
+            reservation = self._reservations.get(token)
             if reservation is None:
                 results.append(KeyResult.LEASE_EXPIRED)
                 continue
-            grant = reservation.grant
-            self.fabric.revoke(reservation.region)
-            local = grant.address - self.bases[grant.device]
-            try:
-                self.devices[grant.device].commit(local)
-            except DeviceError:
-                self._give_up(reservation)
-                results.append(KeyResult.ERROR)
-                continue
-            if grant.key in self.index:
-                # Somebody else's object of this key is already readable; ours is not needed.
-                self._forget_extent(grant.device, local, reservation.size_bytes)
-                results.append(KeyResult.EXISTS)
-                continue
-            stored = StoredObject(
-                grant.key, grant.address, reservation.size_bytes, grant.generation, grant.device
-            )
-            self.index[grant.key] = stored
-            self._by_address[grant.address] = stored
+            if reservation.stored is None:
+                grant = reservation.grant
+                self.fabric.revoke(reservation.region)
+                try:
+                    self.devices[grant.device].commit(grant.address - self.bases[grant.device])
+                except DeviceError:
+                    self.abort([token])
+                    results.append(KeyResult.ERROR)
+                    continue
+                reservation.stored = self._by_address[grant.address] = StoredObject(
+                    grant.key,
+                    grant.address,
+                    reservation.size_bytes,
+                    grant.generation,
+                    grant.device,
+                    token,
+                )
             results.append(KeyResult.STORED)
         return results
 
+    def publish(self, key: bytes, address: int, generation: int) -> bool:
+        """Let a committed object be found, as Master registers it; False if it is gone."""
+        stored = self._by_address.get(address)
+        if stored is None or not stored.token or key in self.index:
+            return False
+        if stored.key != key or stored.generation != generation:
+            return False
+        del self._reservations[stored.token]
+        stored.token = 0
+        self.index[key] = stored
+        return True
+
     def abort(self, tokens: Sequence[int]) -> None:
-        """Give reservations back; unknown tokens (expired, committed) are no error."""
+        """Take reservations back, committed or not; unknown and published ones are no error."""
         for token in tokens:
             reservation = self._reservations.pop(token, None)
-            if reservation is not None:
-                # The rkey goes first: a late RDMA WRITE must not land in reused space.
-                self.fabric.revoke(reservation.region)
-                self._give_up(reservation)
-
-    def _give_up(self, reservation: _Reservation) -> None:
-        grant = reservation.grant
-        local = grant.address - self.bases[grant.device]
-        self.devices[grant.device].cancel(local)
-        self.allocators[grant.device].free(local)
+            if reservation is None:
+                continue
+            # The rkey goes first: a late RDMA WRITE must not land in reused space.
+            self.fabric.revoke(reservation.region)
+            if reservation.stored is not None:
+                self._drop(reservation.stored)
+                continue
+            grant = reservation.grant
+            local = grant.address - self.bases[grant.device]
+            self.devices[grant.device].cancel(local)
+            self.allocators[grant.device].take_back(local)
 
     def _expire(self, tokens: Sequence[int]) -> None:
         late = [token for token in tokens if token in self._reservations]
-        for token in late:
-            reservation = self._reservations[token]
-            self.expired_reservations += 1
-            self.on_gone(self.node, reservation.grant.key, reservation.grant.generation)
+        self.expired_reservations += len(late)
         self.abort(late)
 
     # -- reads ----------------------------------------------------------------------------------
 
-    def open_stream(self, request_id: int, keys: Sequence[bytes]) -> ReadStream:
-        """Match ``keys`` against the node's own index, in order, and start prefetching the hits."""
+    def open_stream(
+        self, request_id: int, keys: Sequence[bytes], *, until_s: float | None = None
+    ) -> ReadStream:
+        """Match ``keys`` against the node's own index, in order, and start prefetching the hits.
+
+        ``until_s`` is when the reader's lease ends, and with it the stream.
+        """
         matched = []
         for key in keys:
             stored = self.index.get(key)
@@ -268,7 +290,7 @@ class KvManager:
                 break
             stored.pins += 1
             matched.append(stored)
-        return self.prefetcher.open(request_id, matched)
+        return self.prefetcher.open(request_id, matched, until_s=until_s)
 
     def unpin(self, stored: StoredObject) -> None:
         """Take back a stream's pin."""
@@ -278,45 +300,55 @@ class KvManager:
 
     # -- space ----------------------------------------------------------------------------------
 
-    def free(self, keys: Sequence[bytes]) -> None:
-        """Drop objects (Master evicted them, and no lease is left); extents go when unpinned."""
-        for key in keys:
-            stored = self.index.pop(key, None)
-            if stored is None:
-                continue
-            stored.freed = True
-            if not stored.pins:
-                self._release_extent(stored)
+    def free(self, objects: Sequence[tuple[bytes, int]]) -> None:
+        """Drop objects (key, generation) that Master evicted; their extents go when unpinned."""
+        for key, generation in objects:
+            stored = self.index.get(key)
+            if stored is not None and stored.generation == generation:
+                self._drop(stored)
+
+    def _drop(self, stored: StoredObject) -> None:
+        """Let an object be found no more, and free its extent as soon as nobody has it pinned."""
+        if self.index.get(stored.key) is stored:
+            del self.index[stored.key]
+        stored.freed = True
+        if not stored.pins:
+            self._release_extent(stored)
 
     def _release_extent(self, stored: StoredObject) -> None:
         del self._by_address[stored.address]
-        self._forget_extent(
-            stored.device, stored.address - self.bases[stored.device], stored.size_bytes
-        )
-
-    def _forget_extent(self, device: int, local: int, size_bytes: int) -> None:
-        self.devices[device].discard(local, size_bytes)
-        self.allocators[device].free(local)
+        local = stored.address - self.bases[stored.device]
+        self.devices[stored.device].discard(local, stored.size_bytes)
+        self.allocators[stored.device].free(local)
 
     def _lost_on(self, number: int) -> Callable[[int], None]:
         def lost(local: int) -> None:
             stored = self._by_address.get(self.bases[number] + local)
-            if stored is not None and not stored.freed:
+            if stored is None or stored.freed:
+                return
+            if stored.token:
+                self.abort([stored.token])  # Master has not registered it, and will not
+            else:
                 self.on_gone(self.node, stored.key, stored.generation)
-                self.free([stored.key])
+                self.free([(stored.key, stored.generation)])
 
         return lost
 
-    def space(self, device: int) -> DeviceSpace:
-        """Report a device's space."""
-        allocator = self.allocators[device]
-        return DeviceSpace(allocator.capacity_bytes, allocator.free_bytes, allocator.dead_bytes)
+    def space(self, device: int, size_bytes: int) -> DeviceSpace:
+        """Report a device's space for objects of ``size_bytes``."""
+        allocator, extent = self.allocators[device], self.extent_bytes(device, size_bytes)
+        return DeviceSpace(
+            allocator.capacity_bytes, extent, allocator.free_bytes(extent), allocator.dead_bytes
+        )
 
-    def emptiest_keys(self, device: int, nbytes: int) -> list[bytes]:
-        """Return keys whose eviction gives back whole segments of ``nbytes``, cheapest first."""
+    def emptiest(self, device: int, size_bytes: int) -> Iterator[list[bytes]]:
+        """Yield the keys of each segment that evicting them would free at once, cheapest first."""
         base = self.bases[device]
-        stored = [self._by_address.get(base + a) for a in self.allocators[device].emptiest(nbytes)]
-        return [entry.key for entry in stored if entry is not None and not entry.freed]
+        for addresses in self.allocators[device].emptiest(self.extent_bytes(device, size_bytes)):
+            entries = [self._by_address.get(base + address) for address in addresses]
+            held = [e for e in entries if e is None or e.token or e.pins or e.freed]
+            if not held:
+                yield [entry.key for entry in entries if entry is not None]
 
     # -- housekeeping ---------------------------------------------------------------------------
 

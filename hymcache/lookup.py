@@ -8,11 +8,11 @@ The number of hits reported is what both agree on: announced blocks can be fetch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cxlbench.emu.clock import Job
-from cxlbench.hymcache.control import ControlPlane
+from cxlbench.hymcache.control import ControlError, ControlPlane
 from cxlbench.hymcache.kv_manager import KvManager
 from cxlbench.hymcache.master import LookupReply, Master, RemoteBlock
 from cxlbench.hymcache.prefetch_window import ReadStream
@@ -28,6 +28,8 @@ class OpenStream:
     first: int
     stream: ReadStream
     rkeys: tuple[int, ...]
+    until_s: float
+    """When the lease ends that the stream was opened under, and the stream with it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,13 +38,17 @@ class Found:
 
     blocks: list[RemoteBlock] = field(default_factory=list)
     streams: list[OpenStream] = field(default_factory=list)
-    lease_until_s: float = 0.0
-    opening: list[Job[OpenStream]] = field(default_factory=list)
+    opening: list[Job[None]] = field(default_factory=list)
+    failed: bool = False
+    """Whether Master or a node did not answer: there may be more hits than these."""
+    released: bool = False
+    """Whether the request has ended: a hint that arrives now opens nothing."""
 
     def stream_of(self, place: int) -> OpenStream | None:
         """Return the stream that covers a hit."""
+        node = self.blocks[place].node
         for opened in self.streams:
-            if opened.first <= place < opened.first + len(opened.stream):
+            if opened.node == node and opened.first <= place < opened.first + len(opened.stream):
                 return opened
         return None
 
@@ -66,58 +72,69 @@ class Lookup:
         self.batch_keys = batch_keys
 
     async def run(
-        self, request_id: int, chain: Sequence[bytes], matched: int, found: Found
+        self,
+        request_id: int,
+        reader: Hashable,
+        chain: Sequence[bytes],
+        matched: int,
+        found: Found,
     ) -> None:
-        """Fill ``found`` with the leading hits of ``chain[matched:]``; raise ``ControlError``.
+        """Fill ``found`` with the leading hits of ``chain[matched:]``, under a lease of ``reader``.
 
         ``found`` is handed in so that whoever cancels this can still close what it opened.
         """
         costs = self.control.costs
         keys = chain[matched:]
-        hit_all = True
         for begin in range(0, len(keys), self.batch_keys):
             batch = keys[begin : begin + self.batch_keys]
             used = chain[: matched + begin]
-            reply: LookupReply = await self.control.call(
-                "master",
-                costs.lookup_call + costs.lookup_key * len(batch),
-                lambda batch=batch, used=used: self.master.lookup(request_id, batch, used=used),  # type: ignore[misc]
-            )
-            found.lease_until_s = reply.lease_until_s
+            try:
+                reply: LookupReply = await self.control.call(
+                    "master",
+                    costs.lookup_call + costs.lookup_key * len(batch),
+                    lambda batch=batch, used=used: self.master.lookup(reader, batch, used=used),  # type: ignore[misc]
+                )
+            except ControlError:
+                found.failed = True
+                break
             for block in reply.blocks:
                 if block is None:
-                    hit_all = False
                     break
                 if not found.blocks or found.blocks[-1].node != block.node:
-                    self._hint(request_id, block.node, keys[len(found.blocks) :], found)
+                    candidates = keys[len(found.blocks) :]
+                    self._hint(request_id, block.node, candidates, found, reply.lease_until_s)
                 found.blocks.append(block)
-            if not hit_all:
+            if None in reply.blocks:
                 break
-        for job in list(found.opening):
+        for job in found.opening:
             await job
-        found.streams.sort(key=lambda opened: opened.first)
         covered = 0
-        for opened in found.streams:
-            if opened.first != covered:
-                break
-            covered = max(covered, opened.first + len(opened.stream))
+        while covered < len(found.blocks) and found.stream_of(covered) is not None:
+            covered += 1
         del found.blocks[covered:]
 
-    def _hint(self, request_id: int, node: int, candidates: Sequence[bytes], found: Found) -> None:
+    def _hint(
+        self,
+        request_id: int,
+        node: int,
+        candidates: Sequence[bytes],
+        found: Found,
+        until_s: float,
+    ) -> None:
         """Tell a node the candidates from its first hit on; its answer is awaited later."""
         first = len(found.blocks)
+        manager = self.nodes[node]
 
-        async def opened() -> OpenStream:
-            manager = self.nodes[node]
+        def open_here() -> None:
+            if not found.released:
+                stream = manager.open_stream(request_id, candidates, until_s=until_s)
+                rkeys = tuple(region.rkey for region in manager.regions)
+                found.streams.append(OpenStream(node, first, stream, rkeys, until_s))
 
-            def open_here() -> OpenStream:
-                stream = manager.open_stream(request_id, candidates)
-                entry = OpenStream(
-                    node, first, stream, tuple(region.rkey for region in manager.regions)
-                )
-                found.streams.append(entry)
-                return entry
+        async def hint() -> None:
+            try:
+                await self.control.call(f"node{node}", 0.0, open_here)
+            except ControlError:
+                found.failed = True
 
-            return await self.control.call(f"node{node}", 0.0, open_here)
-
-        found.opening.append(self.control.clock.spawn(opened()))
+        found.opening.append(self.control.clock.spawn(hint()))

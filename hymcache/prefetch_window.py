@@ -11,7 +11,13 @@ consumed the object, the staging is released, and the next one is issued. The de
 its depth or frames are used up; refused streams wait in line, and each release lets them issue one
 object at a time in turn (round-robin over requests), so none is starved.
 
-Everything a stream holds comes back on consumption, close (abort, timeout, disconnect) or error.
+Who holds tokens may be slow to read, or never read. So a worker that waits for an object while none
+of its stream's tokens is being read gets leave to read that object unstaged, one at a time: a
+demand miss, for which the device keeps frames back. Objects that the worker passes over give their
+tokens back.
+
+Everything a stream holds comes back on consumption, close (abort, timeout, disconnect), error, or
+when the lease under which it was opened ends.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from cxlbench.emu.sync import Signal
 from cxlbench.kv.device import MemoryDevice, PrefetchRequest
 
 if TYPE_CHECKING:
+    import asyncio
+
     from cxlbench.hymcache.kv_manager import StoredObject
 
 
@@ -47,7 +55,7 @@ class Node(Protocol):
 class _Lane:
     """One stream's objects on one device, and how far it has got."""
 
-    __slots__ = ("device", "held", "next", "queued", "stream", "todo", "window")
+    __slots__ = ("asked", "device", "held", "next", "queued", "reading", "stream", "todo", "window")
 
     def __init__(self, stream: ReadStream, device: int, todo: list[int], window: int) -> None:
         self.stream = stream
@@ -56,6 +64,10 @@ class _Lane:
         self.window = window
         self.next = 0
         self.held = 0
+        self.reading = 0
+        """Objects that may be read and that the worker asked for."""
+        self.asked: deque[int] = deque()
+        """Positions that the worker waits for and that may not be read yet."""
         self.queued = False
 
     @property
@@ -72,11 +84,16 @@ class ReadStream:
         self.request_id = request_id
         self.objects = tuple(objects)
         self.closed = False
+        self.first_issue_s: float | None = None
+        """When the first prefetch of this stream was issued."""
+        self.lanes: dict[int, _Lane] = {}
         self._scheduler = scheduler
         self._requests: list[PrefetchRequest | None] = [None] * len(objects)
         self._staging: list[Signal[bool] | None] = [None] * len(objects)
+        self._asked = bytearray(len(objects))
         self._done = bytearray(len(objects))
-        self.lanes: dict[int, _Lane] = {}
+        self._passed = 0
+        self._alarm: asyncio.Handle | None = None
 
     def __len__(self) -> int:
         """Objects matched."""
@@ -89,8 +106,15 @@ class ReadStream:
         """
         if self.closed:
             raise DeviceError(Status.FLUSHED, "the stream is closed")
+        while self._passed < position:
+            if not self._asked[self._passed]:
+                self.consumed(self._passed)
+            self._passed += 1
+        again, self._asked[position] = self._asked[position], 1
         signal = self._staging[position]
         if signal is not None:
+            if not again:
+                self._scheduler.ask(self, position, signal)
             if not await signal.wait():
                 raise DeviceError(Status.FLUSHED, "the stream is closed")
             request = self._requests[position]
@@ -110,6 +134,8 @@ class ReadStream:
         if self.closed:
             return
         self.closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._scheduler.close_stream(self)
         for position in range(len(self.objects)):
             self.consumed(position)
@@ -130,10 +156,12 @@ class PrefetchScheduler:
         self.enabled = enabled
         self.issue_cost_s = issue_cost_s
         self.issued = 0
-        self.first_issue_s: dict[int, float] = {}
+        self.unstaged = 0
+        """Objects that were read without staging because the device had no room for them."""
         self._node = node
         self._streams: set[ReadStream] = set()
         self._line: list[deque[_Lane]] = [deque() for _ in node.devices]
+        self._held = [0 for _ in node.devices]
         for number, device in enumerate(node.devices):
             device.on_frames_free = self._pump_of(number)
 
@@ -141,10 +169,17 @@ class PrefetchScheduler:
         """Return the device that holds an object of a stream."""
         return self._node.devices[stream.objects[position].device]
 
-    def open(self, request_id: int, objects: Sequence[StoredObject]) -> ReadStream:
-        """Open a stream over matched (and pinned) objects and start its windows."""
+    def open(
+        self, request_id: int, objects: Sequence[StoredObject], *, until_s: float | None = None
+    ) -> ReadStream:
+        """Open a stream over matched (and pinned) objects and start its windows.
+
+        At ``until_s``, the end of the lease, it is closed, whether or not its reader still lives.
+        """
         stream = ReadStream(self, request_id, objects)
         self._streams.add(stream)
+        if until_s is not None:
+            stream._alarm = self.clock.call_at(until_s, stream.close)
         if not self.enabled:
             return stream
         per_device: dict[int, list[int]] = {}
@@ -160,6 +195,32 @@ class PrefetchScheduler:
             self._pump(device)
         return stream
 
+    def ask(self, stream: ReadStream, position: int, signal: Signal[bool]) -> None:
+        """Note that the worker wants to read ``position``, for the first time."""
+        lane = stream.lanes[stream.objects[position].device]
+        if stream._done[position]:
+            signal.set(True)  # it was passed over; its staging is gone
+        elif signal.is_set():
+            lane.reading += 1
+        else:
+            lane.asked.append(position)
+            self._read_unstaged(lane)
+
+    def _read_unstaged(self, lane: _Lane) -> None:
+        """Let the worker go on without staging if nothing that it reads would free any."""
+        if lane.asked and not lane.reading and not lane.stream.closed:
+            self.unstaged += 1
+            self._allow(lane, lane.asked[0])
+
+    def _allow(self, lane: _Lane, position: int) -> None:
+        """Announce that ``position`` may be read."""
+        signal = lane.stream._staging[position]
+        assert signal is not None
+        signal.set(True)
+        if lane.stream._asked[position]:
+            lane.asked.remove(position)
+            lane.reading += 1
+
     def _enqueue(self, lane: _Lane) -> None:
         if lane.wants and not lane.queued:
             lane.queued = True
@@ -171,48 +232,65 @@ class PrefetchScheduler:
     def _pump(self, device: int) -> None:
         """Let lanes issue one object each, in turn, until the device refuses."""
         line = self._line[device]
-        while line:
+        refused = 0
+        while len(line) > refused:
             lane = line[0]
             if not lane.wants:
                 line.popleft()
                 lane.queued = False
                 continue
-            if not self._issue(lane):
-                return
+            if self._issue(lane):
+                refused = 0
+            elif self._held[device]:
+                return  # it keeps its place; the next release is for it
+            else:
+                refused += 1  # no release of ours will make room for it: others may go first
             line.rotate(-1)
 
     def _issue(self, lane: _Lane) -> bool:
+        """Issue the lane's next object; False if the device has no room for it now."""
         stream = lane.stream
         position = lane.todo[lane.next]
         stored = stream.objects[position]
         signal = stream._staging[position]
         assert signal is not None
-        if not stream._done[position]:
+        if not stream._done[position] and not signal.is_set():
             local = stored.address - self._node.bases[lane.device]
             request = self._node.devices[lane.device].chm_prefetch_object(local, stored.size_bytes)
             if request is None:
                 return False
             stream._requests[position] = request
             lane.held += 1
+            self._held[lane.device] += 1
             self.issued += 1
-            self.first_issue_s.setdefault(stream.request_id, self.clock.now())
+            if stream.first_issue_s is None:
+                stream.first_issue_s = self.clock.now()
+            self._allow(lane, position)
         lane.next += 1
-        signal.set(True)
         return True
 
     def release(self, stream: ReadStream, position: int) -> None:
         """Release one object's staging and pin, and let the line move on."""
         stored = stream.objects[position]
         request = stream._requests[position]
+        lane = stream.lanes.get(stored.device)
+        if lane is not None and stream._asked[position]:
+            if position in lane.asked:
+                lane.asked.remove(position)
+            else:
+                lane.reading -= 1
         if request is not None:
+            assert lane is not None
             stream._requests[position] = None
-            lane = stream.lanes[stored.device]
             lane.held -= 1
+            self._held[lane.device] -= 1
             self._enqueue(lane)
             self._node.devices[stored.device].chm_prefetch_release(request)
         self._node.unpin(stored)
-        if request is not None:
-            self._pump(stored.device)
+        if lane is not None:
+            if request is not None:
+                self._pump(stored.device)
+            self._read_unstaged(lane)
 
     def close_stream(self, stream: ReadStream) -> None:
         """Take a stream out of the line, before its tokens come back."""
@@ -224,7 +302,8 @@ class PrefetchScheduler:
     def forget(self, stream: ReadStream) -> None:
         """Drop a stream that has given everything back."""
         self._streams.discard(stream)
-        self.first_issue_s.pop(stream.request_id, None)
+        for device in stream.lanes:
+            self._pump(device)  # what the device refused may have been this stream's
 
     def at_rest(self) -> dict[str, int]:
         """Count open streams and read tokens that are out."""

@@ -25,7 +25,7 @@ from cxlbench.kv.embedded import EmbeddedTier
 from cxlbench.kv.shared_tiers import attach, detach
 from cxlbench.kv.vllm_adapter import VllmTierConnector
 
-DEFAULT_TIER = "cxlbench.hymcache.embedded_tier:build"
+DEFAULT_TIER = "cxlbench.harness.embedded_tier:build"
 
 TierBuilder = Callable[[Mapping[str, object], Clock], Connector]
 

@@ -56,6 +56,9 @@ class MemoryDevice(Target, Protocol):
     def admit(self, address: int, size_bytes: int) -> bool:
         """Reserve write-buffer space for an object at ``address``, or refuse at once."""
 
+    async def ready_to_receive(self, address: int) -> None:
+        """Wait until the bytes of an admitted object can be taken."""
+
     def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
         """Take the object's bytes into the reserved space (the target end of an RDMA WRITE)."""
 

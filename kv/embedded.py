@@ -101,6 +101,7 @@ class EmbeddedTier:
         self._lock = threading.Lock()
         self._accepting = False
         self._abandoned = False
+        self._closing = False
         self._open: set[Submission] = set()
         self._failure: BaseException | None = None
         # Of the tier's thread only:
@@ -210,6 +211,7 @@ class EmbeddedTier:
             EmbeddedTierError: the tier's thread did not end in time. It is left behind (it does not
                 keep the process alive); everything submitted has ended as CANCELLED.
         """
+        self._closing = True
         self._post(self._let_stop, last=True)
         self._thread.join(self.close_deadline_s)
         self._end_all(KeyResult.CANCELLED)
@@ -252,7 +254,7 @@ class EmbeddedTier:
             if self._started.is_set():
                 _log.exception("%s ended with an error", self.name)
         finally:
-            self._end_all(KeyResult.ERROR)
+            self._end_all(KeyResult.CANCELLED if self._closing else KeyResult.ERROR)
             self._started.set()
 
     async def _live(self, build: Callable[[Clock], Connector], clock: Clock) -> None:
@@ -283,7 +285,9 @@ class EmbeddedTier:
         alarm = self._clock.call_at(
             self._clock.now() + self.work_deadline_s, self._too_late, submission
         )
-        self._clock.spawn(self._follow(submission, ticket, alarm))
+        follow = self._follow(submission, ticket, alarm)
+        # A task that is cancelled before its first step leaves its coroutine as it was.
+        self._clock.spawn(follow).add_done_callback(lambda _: follow.close())
 
     async def _follow(self, submission: Submission, ticket: Ticket, alarm: asyncio.Handle) -> None:
         outcome: Completion | KeyResult = KeyResult.CANCELLED

@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cxlbench.kv.identity import ExtraKey, IdentityError, Namespace
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.json")
@@ -110,6 +108,7 @@ def _weights_revision(vllm_config: Any, extra: Mapping[str, Any]) -> str:
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any) -> str:
+    import torch
     import vllm
     from vllm.platforms import current_platform
 

@@ -128,6 +128,9 @@ class FakeTier:
     def at_rest(self) -> dict[str, int]:
         return {"requests": len(self._requests), "tickets": len(self._jobs)}
 
+    def open_tickets(self) -> list[Ticket]:
+        return list(self._jobs.values())
+
     async def close(self) -> None:
         self.closed = True
         if self.hang_close:
@@ -142,24 +145,28 @@ class FakeTier:
         if work in self.refuse:
             raise ValueError(f"{work.value}s are refused")
         ticket = Ticket(request_id, work, Signal(self.clock))
+        results = [KeyResult.CANCELLED] * keys
 
         async def run() -> None:
-            results = [KeyResult.CANCELLED] * keys
-            try:
-                if self.delay_s:
-                    await self.clock.sleep(self.delay_s)
-                if work in self.hang:
-                    await self.clock.future()
-                results = act()
-                assert len(results) == keys
-            finally:
-                completion = Completion(request_id, work, tuple(results))
-                self._ended.append(completion)
-                ticket.done.set(completion)
+            if self.delay_s:
+                await self.clock.sleep(self.delay_s)
+            if work in self.hang:
+                await self.clock.future()
+            results[:] = act()
+            assert len(results) == keys
 
-        job = self.clock.spawn(run())
+        def end(_task: object) -> None:
+            # Not at the end of run(): a job that is cancelled before its first step never runs.
+            work_of_it.close()
+            del self._jobs[job]
+            completion = Completion(request_id, work, tuple(results))
+            self._ended.append(completion)
+            ticket.done.set(completion)
+
+        work_of_it = run()
+        job = self.clock.spawn(work_of_it)
         self._jobs[job] = ticket
-        job.add_done_callback(lambda _: self._jobs.pop(job))
+        job.add_done_callback(end)
         return ticket
 
 

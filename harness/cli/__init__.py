@@ -1,0 +1,22 @@
+"""The command line ``cxlbench``: one file per group of commands.
+
+The modules here import click and little else; what a command needs (numba, matplotlib) is imported
+when it runs, so that ``cxlbench --help`` answers at once. ``docs/cli.md`` shows the commands.
+"""
+
+from __future__ import annotations
+
+from cxlbench.harness.cli.bench import bench
+from cxlbench.harness.cli.calibrate import calibrate
+from cxlbench.harness.cli.demo import demo
+from cxlbench.harness.cli.doctor import doctor
+from cxlbench.harness.cli.generate import generate
+from cxlbench.harness.cli.group import cxlbench as main
+from cxlbench.harness.cli.io import io
+from cxlbench.harness.cli.profiles import profiles
+from cxlbench.harness.cli.replay import replay
+
+for _command in (demo, replay, generate, io, profiles, calibrate, bench, doctor):
+    main.add_command(_command)
+
+__all__ = ["main"]

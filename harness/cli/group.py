@@ -1,0 +1,94 @@
+"""The group of all commands: how errors, interrupts and exit codes reach the user.
+
+An error of the user or of the host (a bad trace, a full disk) is one line on standard error and
+exit code 2; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, Any
+
+import click
+
+import cxlbench as package
+
+INTERRUPTED = 130
+WRONG_DATA = 1
+BAD_INPUT = 2
+TIMING_NOT_KEPT = 3
+
+USER_ERRORS = (
+    ("cxlbench.devices.policies", "PolicyError"),
+    ("cxlbench.devices.profile_scale", "ScaleError"),
+    ("cxlbench.devices.profile_schema", "ProfileError"),
+    ("cxlbench.emu.faults", "FaultPlanError"),
+    ("cxlbench.emu.status", "DeviceError"),
+    ("cxlbench.emu.status", "HostLimitError"),
+    ("cxlbench.harness.replay", "TraceHasNoIdsError"),
+    ("cxlbench.harness.requests", "WorkloadError"),
+    ("cxlbench.harness.traces.lines", "TraceError"),
+    ("cxlbench.kv.geometry", "GeometryError"),
+)
+"""Errors that say what the user can do, by module: a module not loaded has raised none."""
+
+
+class UserError(click.ClickException):
+    """Something that the user can put right."""
+
+    exit_code = BAD_INPUT
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message, and nothing else."""
+        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """Return the types of error that are shown without a traceback."""
+    found: list[type[BaseException]] = [OSError]
+    for module, name in USER_ERRORS:
+        loaded = sys.modules.get(module)
+        if loaded is not None and hasattr(loaded, name):
+            found.append(getattr(loaded, name))
+    return tuple(found)
+
+
+class Commands(click.Group):
+    """A group that turns errors into messages and exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # the reader of our output has gone; click ends quietly
+        except (KeyboardInterrupt, click.Abort):
+            if ctx.params.get("debug"):
+                raise
+            click.echo("interrupted; backing files are removed, no result was written", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            if ctx.params.get("debug") or not isinstance(error, user_errors()):
+                raise
+            raise UserError(str(error)) from error
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=f"""
+Exit codes: 0 fine; {WRONG_DATA} wrong data was delivered, or something leaked; {BAD_INPUT} a bad
+option or file, or this host cannot do it; {TIMING_NOT_KEPT} a run in real time did not keep its
+timing; {INTERRUPTED} interrupted.
+
+Start with: cxlbench demo
+""",
+)
+@click.version_option(package.__version__, prog_name="cxlbench")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cxlbench(debug: bool) -> None:
+    """A test bench for KV-cache tiers on CXL memory, without the hardware.
+
+    Every command has --help with an example, and --json, which prints one JSON document and nothing
+    else on standard output (messages and progress go to standard error).
+    """
