@@ -44,6 +44,9 @@ WORKERS = 4
 MAX_MODEL_ERROR = 0.10
 """How far the wall-clock run's block reads may be from the model's, at p50 and p90."""
 
+MAX_SPEED = 16.0
+"""A trace is played at most this much faster than it was recorded."""
+
 GIB = 1 << 30
 
 
@@ -67,6 +70,7 @@ class DemoPlan:
     workload: Workload
     closed_loop: bool
     think_cap_s: float
+    speed: float
     dram_bytes: int
     capacity_bytes: int
     footprint_bytes: int
@@ -140,7 +144,11 @@ class DemoResult:
 
 
 def make_plan(options: DemoOptions) -> DemoPlan:
-    """Choose workload, DRAM and scale. A trace gets an eighth of its footprint as DRAM."""
+    """Choose workload, DRAM and scale.
+
+    A trace gets an eighth of its footprint as DRAM, at most 64 GiB, and is played faster if its
+    arrivals span more than the budget.
+    """
     shape = model_shape(MODEL)
     if options.trace is not None:
         workload = read_trace(options.trace, mode=Mode.WHOLE_BLOCKS)
@@ -167,10 +175,13 @@ def make_plan(options: DemoOptions) -> DemoPlan:
         )
     block = shape.block_bytes(workload.block_tokens)
     footprint = trace_statistics(workload, (), block_bytes=block).footprint_bytes
-    dram = 2 * GIB if options.quick else 8 * GIB
+    dram = 2 * GIB if options.quick or options.trace is not None else 8 * GIB
+    speed = 1.0
     if options.trace is not None:
         while dram < min(footprint // 8, 64 * GIB):
             dram *= 2
+        span_s = workload.requests[-1].arrival_s if workload.requests else 0.0
+        speed = min(max(span_s / options.budget_s, 1.0), MAX_SPEED)
     capacity = 16 * GIB
     while capacity < min(2 * footprint, 1862 * GIB // 2):
         capacity *= 2
@@ -178,6 +189,7 @@ def make_plan(options: DemoOptions) -> DemoPlan:
         workload,
         closed_loop=workload.has_sessions,
         think_cap_s=1.0,
+        speed=speed,
         dram_bytes=dram,
         capacity_bytes=capacity,
         footprint_bytes=footprint,
@@ -221,6 +233,7 @@ def replay_spec(
         gpu_blocks=plan.gpu_blocks,
         closed_loop=plan.closed_loop,
         think_cap_s=plan.think_cap_s,
+        speed=plan.speed,
         max_turns=6 if plan.workload.name.startswith("multi-turn") else 8,
     )
 

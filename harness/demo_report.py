@@ -27,6 +27,7 @@ def report_text(result: DemoResult) -> str:
         f"Workload: {plan.workload.name}: {requests} requests{part}, "
         f"{plan.footprint_bytes / GIB:.1f} GiB of KV in blocks of {plan.block_bytes / MIB:g} MiB, "
         f"on 4 workers.",
+        *([f"Arrivals and think times are {plan.speed:.1f} x as fast as recorded."] * (plan.speed > 1)),
         f"Every tier has {plan.dram_bytes / GIB:g} GiB of DRAM. Sizes and bandwidths are full-size; "
         f"real bytes are 1/{plan.scale:g} of them.",
         "",
@@ -90,7 +91,9 @@ def _table(runs: Sequence[tuple[str, ReplayResult]]) -> str:
                 f"{figures.skipped_blocks}",
             ]
         )
-    return tabulate(rows, headers=headers, stralign="right", colalign=("left",))
+    return tabulate(
+        rows, headers=headers, stralign="right", colalign=("left",), disable_numparse=True
+    )
 
 
 def _against(tiers: Sequence[TierRun]) -> str:
@@ -112,7 +115,11 @@ def _against(tiers: Sequence[TierRun]) -> str:
         )
     headers = ["tier", "p50 ms\nreal", "\nmodel", "\ndiff", "p90 ms\nreal", "\nmodel", "\ndiff"]
     return tabulate(
-        rows, headers=[*headers, "hit rate\nreal / model"], stralign="right", colalign=("left",)
+        rows,
+        headers=[*headers, "hit rate\nreal / model"],
+        stralign="right",
+        colalign=("left",),
+        disable_numparse=True,
     )
 
 

@@ -204,15 +204,15 @@ class Rig:
         else:
             device = Expander(self.clock, profile, **kwargs)  # type: ignore[arg-type]
         self.pipes.append(device.port)
-        self.pipes.extend(getattr(device, "pipes", ()))
         return device
 
     def at_rest(self) -> dict[str, int]:
         """Return everything that is still held, by name; empty when all came back."""
         held: dict[str, int] = {}
-        parts = [self.master, *self.nodes.values(), *self.connectors]
-        for part in parts:
-            for name, number in part.at_rest().items():
+        counts = [self.master.at_rest()]
+        counts += [part.at_rest() for part in (*self.nodes.values(), *self.connectors)]
+        for count in counts:
+            for name, number in count.items():
                 if number:
                     held[name] = held.get(name, 0) + number
         devices = sum(len(manager.devices) for manager in self.nodes.values())

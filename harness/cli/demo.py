@@ -76,10 +76,14 @@ def demo(
         result = run_demo(options, progress)
     document = result.to_json()
     figures = {name: value for name, value in document.items() if name != "plot"}
-    inputs = {"trace": trace.name if trace else None, "seed": seed, "budget_s": budget_s,
-              "scale": scale, "quick": quick}
-    write_run(out, name="demo", inputs=inputs, figures=figures,
-              notes=RunNotes(paths={"out": out}))
+    inputs = {
+        "trace": trace.name if trace else None,
+        "seed": seed,
+        "budget_s": budget_s,
+        "scale": scale,
+        "quick": quick,
+    }
+    write_run(out, name="demo", inputs=inputs, figures=figures, notes=RunNotes(paths={"out": out}))
     output.say(result.text())
     output.document(document)
     if not result.ok:

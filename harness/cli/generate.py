@@ -72,5 +72,11 @@ def generate(out: Path, as_json: bool, **knobs: Any) -> None:
         f"{counts.distinct:,} distinct blocks of {workload.block_tokens} tokens, "
         f"{counts.hit_share:.1%} of {counts.references:,} references were seen before"
     )
-    output.document({"file": out, "block_tokens": workload.block_tokens, **dataclasses.asdict(counts),
-                     "hit_share": counts.hit_share})
+    output.document(
+        {
+            "file": out,
+            "block_tokens": workload.block_tokens,
+            **dataclasses.asdict(counts),
+            "hit_share": counts.hit_share,
+        }
+    )

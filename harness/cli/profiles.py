@@ -64,18 +64,23 @@ def show_command(name: str, overrides: dict[str, str], scale: float, as_json: bo
     rows = describe_profile(profile)
     out.say(f"{profile.name} ({profile.kind}): {profile.description}")
     out.say()
-    out.say(left_table(("number", "value", "statistic", "", "source"), [
-        (row.name, row.value, row.statistic, row.mark, _cut(row.source)) for row in rows
-    ]))
+    out.say(
+        left_table(
+            ("number", "value", "statistic", "", "source"),
+            [(row.name, row.value, row.statistic, row.mark, _cut(row.source)) for row in rows],
+        )
+    )
     if any(len(row.source) > SHOWN_SOURCE for row in rows):
         out.say("\nSources are cut; --json has them whole.")
-    out.document({
-        "name": profile.name,
-        "kind": profile.kind,
-        "description": profile.description,
-        "scale": profile.scale,
-        "numbers": [row._asdict() for row in rows],
-    })
+    out.document(
+        {
+            "name": profile.name,
+            "kind": profile.kind,
+            "description": profile.description,
+            "scale": profile.scale,
+            "numbers": [row._asdict() for row in rows],
+        }
+    )
 
 
 def _cut(text: str) -> str:

@@ -142,8 +142,12 @@ class Options:
     multiple=True,
     help="A cache size for --statistics, repeatable. [default: 16, 64, 256, 1024, 4096 GiB]",
 )
-@click.option("--policy", default="lru", show_default=True, help="Of that cache: lru, fifo, clock, "
-              "s3-fifo, or your own module:object.")
+@click.option(
+    "--policy",
+    default="lru",
+    show_default=True,
+    help="Of that cache: lru, fifo, clock, s3-fifo, or your own module:object.",
+)
 @click.option(
     "--order",
     type=click.Choice(["tail-first", "head-first"]),
@@ -231,16 +235,21 @@ def _statistics(options: Options, output: Output) -> None:
         order=Order(options.order),
     )
     output.say(
-        listing([
-            ("trace", f"{found.name}, {mode}"),
-            ("requests", f"{found.counts.requests:,}"),
-            ("references", f"{found.counts.references:,} of {found.counts.distinct:,} blocks"),
-            ("seen before", percent(found.counts.hit_share)),
-            ("a block", f"{workload.block_tokens} tokens, {size(found.block_bytes)}"),
-            ("all blocks", size(found.footprint_bytes)),
-            ("prompt tokens", f"p50 {found.input_tokens_p50:,}, p90 {found.input_tokens_p90:,}, "
-                              f"longest {found.input_tokens_max:,}"),
-        ])
+        listing(
+            [
+                ("trace", f"{found.name}, {mode}"),
+                ("requests", f"{found.counts.requests:,}"),
+                ("references", f"{found.counts.references:,} of {found.counts.distinct:,} blocks"),
+                ("seen before", percent(found.counts.hit_share)),
+                ("a block", f"{workload.block_tokens} tokens, {size(found.block_bytes)}"),
+                ("all blocks", size(found.footprint_bytes)),
+                (
+                    "prompt tokens",
+                    f"p50 {found.input_tokens_p50:,}, p90 {found.input_tokens_p90:,}, "
+                    f"longest {found.input_tokens_max:,}",
+                ),
+            ]
+        )
     )
     output.say()
     output.say(

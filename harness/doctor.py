@@ -1,0 +1,238 @@
+"""What this host is, and which features of the bench it can run: ``cxlbench doctor``.
+
+Looks, and changes nothing but for one small file in the folder that is asked about (direct I/O can
+only be told by trying), which is removed. Units: bytes, s of the host's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from cxlbench.emu.clock import WallClock
+from cxlbench.emu.status import HostLimitError
+from cxlbench.harness.disk_probe import find_fio, is_direct
+from cxlbench.harness.fidelity import MAX_LATE_P50_S, MAX_LATE_P99_S
+from cxlbench.harness.results import memory_bytes
+
+LATENESS_S = 0.3
+TIMER_STEP_S = 1e-3
+PYTHON_AT_LEAST = (3, 11)
+MIN_MEMORY_BYTES = 4 << 30
+MIN_FREE_BYTES = 4 << 30
+
+
+class State(StrEnum):
+    """What a finding means for the bench."""
+
+    OK = "ok"
+    MISSING = "missing"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: what is there, and what follows."""
+
+    name: str
+    state: State
+    value: str
+    means: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that the bench can do on this host, or why it cannot."""
+
+    name: str
+    available: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All findings, and the features that follow from them."""
+
+    findings: tuple[Finding, ...]
+    features: tuple[Feature, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the main job can run here."""
+        return self.features[0].available
+
+
+def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
+    """Look at this host, and at ``folder`` as a home of backing files.
+
+    Never raises for what is missing: that is what it reports.
+    """
+    direct, folder_finding = _folder(folder)
+    late = _lateness(lateness_s)
+    fio = find_fio()
+    dax = sorted(str(path) for path in Path("/dev").glob("dax*"))
+    shm, huge = _shared_memory(), _huge_pages()
+    gpus = _gpus()
+    findings = (
+        _python(),
+        *(_package(name) for name in ("numpy", "numba", "xxhash", "msgspec")),
+        _cores(),
+        _memory(),
+        shm,
+        huge,
+        _numa_nodes(),
+        Finding("/dev/dax*", State.NOTE, ", ".join(dax) or "none", "real CXL memory, optional"),
+        folder_finding,
+        Finding(
+            "fio",
+            State.OK if fio else State.NOTE,
+            str(fio) if fio else "not installed",
+            "" if fio else "calibrate uses its built-in probe",
+        ),
+        late,
+        gpus,
+    )
+    usable = folder_finding.state is State.OK
+    features = (
+        Feature("virtual time (replay, generate, statistics)", _python().state is State.OK, ""),
+        Feature("real bytes in memory (replay --wall)", True, ""),
+        Feature("real bytes in files (demo, replay --wall --folder)", usable, folder_finding.value),
+        Feature("direct I/O (files larger than memory)", direct, "" if direct else "no O_DIRECT"),
+        Feature("honest timing", late.state is State.OK, late.value),
+        Feature("huge pages for arenas", huge.state is State.OK, huge.value),
+        Feature("real CXL memory as devdax", bool(dax), "" if dax else "no /dev/dax*"),
+        Feature("a real GPU", gpus.state is State.OK, gpus.value),
+    )
+    return Examination(findings, features)
+
+
+def _python() -> Finding:
+    fine = tuple(map(int, platform.python_version_tuple()[:2])) >= PYTHON_AT_LEAST
+    text = f"{platform.python_implementation()} {platform.python_version()}"
+    return Finding("Python", State.OK if fine else State.MISSING, text, "3.11 or newer")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, State.OK, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, State.MISSING, "not installed", "install cxlbench again")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    fine = (cores or 1) >= 2
+    means = "" if fine else "real-time runs want one core for the clock and one for the bytes"
+    return Finding("cores", State.OK if fine else State.NOTE, str(cores or "unknown"), means)
+
+
+def _memory() -> Finding:
+    total = memory_bytes()
+    fine = total >= MIN_MEMORY_BYTES
+    text = f"{total / 2**30:.1f} GiB" if total else "unknown"
+    return Finding("memory", State.OK if fine else State.NOTE, text, "" if fine else "use --scale")
+
+
+def _shared_memory() -> Finding:
+    try:
+        room = shutil.disk_usage("/dev/shm")  # noqa: S108 (looked at, not written)
+    except OSError:
+        return Finding("/dev/shm", State.NOTE, "none", "memory shared by name is not available")
+    return Finding("/dev/shm", State.OK, f"{room.free / 2**30:.1f} GiB free")
+
+
+def _huge_pages() -> Finding:
+    free = _number_in(Path("/proc/meminfo"), "HugePages_Free:")
+    if free is None:
+        return Finding("huge pages", State.NOTE, "none in this system", "optional")
+    state = State.OK if free else State.NOTE
+    means = "" if free else "optional: reserve some by vm.nr_hugepages"
+    return Finding("huge pages", state, f"{free} free", means)
+
+
+def _number_in(path: Path, label: str) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if line.startswith(label):
+                return int(line.split()[1])
+    return None
+
+
+def _numa_nodes() -> Finding:
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    with_cores = [n for n in nodes if _text(n / "cpulist")]
+    text = f"{len(nodes) or 1}"
+    if nodes and len(with_cores) < len(nodes):
+        text += f", {len(nodes) - len(with_cores)} without cores (CXL memory may be one)"
+    return Finding("NUMA nodes", State.OK, text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _folder(folder: Path) -> tuple[bool, Finding]:
+    """Return whether ``folder`` does direct I/O, and what else it is good for."""
+    name = f"folder {folder}"
+    try:
+        free = shutil.disk_usage(folder).free
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="cxlbench-") as file:
+            direct = is_direct(Path(file.name))
+    except OSError as error:
+        return False, Finding(
+            name, State.MISSING, f"cannot be used: {error.strerror or error}", "choose another"
+        )
+    text = f"{free / 2**30:.1f} GiB free, {'direct I/O' if direct else 'no direct I/O'}"
+    fine = free >= MIN_FREE_BYTES
+    return direct, Finding(
+        name, State.OK if fine else State.NOTE, text, "" if fine else "use a larger --scale"
+    )
+
+
+def _lateness(duration_s: float) -> Finding:
+    """Wake up each millisecond for a while, and see how late."""
+    try:
+        p50, p99 = _timers(duration_s)
+    except (OSError, HostLimitError) as error:
+        return Finding("timers", State.MISSING, f"cannot be measured: {error}")
+    fine = p50 <= MAX_LATE_P50_S and p99 <= MAX_LATE_P99_S
+    text = f"late by {p50 * 1e6:.0f} us at p50, {p99 * 1e3:.2f} ms at p99"
+    means = "" if fine else "allowed are 50 us and 1 ms: this host is busy, or slow to wake"
+    return Finding("timers", State.OK if fine else State.NOTE, text, means)
+
+
+def _timers(duration_s: float) -> tuple[float, float]:
+    async def tick(clock: WallClock) -> None:
+        for _ in range(max(10, round(duration_s / TIMER_STEP_S))):
+            await clock.sleep(TIMER_STEP_S)
+
+    with WallClock() as clock:
+        clock.run(tick(clock))
+        p50, p99 = np.percentile(np.asarray(clock.late_s), (50, 99))
+    return float(p50), float(p99)
+
+
+def _gpus() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("GPU", State.NOTE, "torch is not installed", "optional")
+    try:
+        import torch
+
+        count = torch.cuda.device_count()
+        names = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
+    except Exception as error:  # a broken driver must not keep the rest from being told
+        return Finding("GPU", State.NOTE, f"torch does not work: {error}", "optional")
+    return Finding("GPU", State.OK if count else State.NOTE, names or "none", "optional")
