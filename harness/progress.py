@@ -20,9 +20,9 @@ QUIET_S = 2.0
 class Progress:
     """Shows ``(what, done, total)`` as it is told; as a context, the bar ends with the work."""
 
-    def __init__(self, stream: IO[str], *, quiet_s: float = QUIET_S) -> None:
+    def __init__(self, stream: IO[str], *, quiet_s: float | None = None) -> None:
         self._stream = stream
-        self._quiet_s = quiet_s
+        self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._terminal = stream.isatty()
         self._shown_s = time.monotonic()
         self._what = ""

@@ -96,10 +96,10 @@ def totals_listing(figures: Figures) -> str:
     rows: list[tuple[str, Cell]] = [
         ("requests", f"{figures.requests:,} in {figures.duration_s:.1f} s"),
         ("blocks seen before", f"{figures.seen_blocks:,}"),
-        ("  not computed again", percent(figures.hit_rate)),
-        ("  from the GPU", f"{figures.gpu_blocks:,}"),
+        ("not computed again", percent(figures.hit_rate)),
+        ("blocks from the GPU", f"{figures.gpu_blocks:,}"),
         (
-            "  from the tier",
+            "blocks from the tier",
             f"{figures.tier_blocks:,} of {figures.announced_blocks:,} announced, "
             f"{size(figures.read_bytes)}",
         ),
@@ -107,10 +107,10 @@ def totals_listing(figures: Figures) -> str:
         ("TTFT ms", f"p50 {ms(ttft.p50_s, 1)}, p90 {ms(ttft.p90_s, 1)}, p99 {ms(ttft.p99_s, 1)}"),
         ("blocks stored", f"{figures.stored_blocks:,}, evicted later {figures.evicted_blocks:,}"),
         (
-            "  refused",
+            "stores refused",
             f"{figures.skipped_blocks:,}, stored in a later turn {figures.recovered_blocks:,}",
         ),
-        ("  failed", figures.failed_stores),
+        ("stores failed", figures.failed_stores),
         (
             "reads ended as misses",
             f"mismatched {figures.mismatched_blocks:,}, timed out {figures.timed_out_blocks:,}, "

@@ -162,8 +162,6 @@ class HyMCacheConnector:
             raise ValueError(f"request {request_id} is open already; release it first")
         if not 0 <= matched <= len(keys):
             raise ValueError(f"matched must be within 0..{len(keys)}, got {matched}")
-        if size_bytes < 1:
-            raise ValueError(f"blocks need at least one byte, got {size_bytes}")
         self._check_size(size_bytes)
         ticket = self._ticket(request_id, Work.LOOKUP)
         reader = (self._member, next(self._serials))
@@ -545,8 +543,9 @@ class HyMCacheConnector:
         whole = True
         for (index, grant), result in zip(written, committed, strict=True):
             whole = whole and result is KeyResult.STORED
-            batch.results[index] = result if result is not KeyResult.STORED else KeyResult.ERROR
-            if whole:
+            if not whole:
+                batch.results[index] = KeyResult.ERROR if result is KeyResult.STORED else result
+            else:
                 blocks.append(
                     RemoteBlock(
                         grant.key, node.node, grant.device, grant.address, size, grant.generation

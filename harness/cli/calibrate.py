@@ -6,11 +6,16 @@ from pathlib import Path
 
 import click
 
-from cxlbench.harness.cli.options import FOLDER, POSITIVE, SIZE, json_option
+from cxlbench.harness.cli.options import FOLDER, POSITIVE, SIZE, examples, json_option
 from cxlbench.harness.cli.output import Output
 
 
-@click.command()
+@click.command(
+    short_help="Measure what the disk under a folder can feed.",
+    epilog=examples(
+        "cxlbench calibrate --folder /mnt/nvme --seconds 10",
+    ),
+)
 @click.option("--folder", type=FOLDER, default=Path(), help="What is measured. [default: here]")
 @click.option(
     "--seconds", type=POSITIVE, default=20, show_default=True, help="For all patterns together."
@@ -29,9 +34,6 @@ def calibrate(
     Reads and writes, also mixed, of 1 MiB and 4 KiB, sequential and random, past the page cache
     where possible. The figures are remembered: `replay --wall` refuses a run that the host was
     measured not to feed.
-
-    \b
-    Example: cxlbench calibrate --folder /mnt/nvme --seconds 10
     """
     import math
 

@@ -11,6 +11,7 @@ from cxlbench.harness.cli.options import (
     FILE,
     FOLDER,
     POSITIVE,
+    examples,
     json_option,
     scale_option,
     seed_option,
@@ -18,7 +19,13 @@ from cxlbench.harness.cli.options import (
 from cxlbench.harness.cli.output import Output
 
 
-@click.command()
+@click.command(
+    short_help="Compare four tiers with the same DRAM, on real bytes.",
+    epilog=examples(
+        "cxlbench demo",
+        "cxlbench demo --trace lmcache_agent.jsonl.gz --budget 30 --folder /mnt/nvme",
+    ),
+)
 @click.option("--trace", type=FILE, help="A trace file, in place of the generated workload.")
 @click.option(
     "--budget",
@@ -53,11 +60,6 @@ def demo(
     that DRAM alone. Every byte read is verified. The report shows hit rates, read bandwidth, block
     reads, time to first token, how far the real run is from the model, and whether this host kept
     the timing.
-
-    \b
-    Examples:
-      cxlbench demo
-      cxlbench demo --trace lmcache_agent.jsonl.gz --budget 30 --folder /mnt/nvme
     """
     from cxlbench.harness.demo import DemoOptions, run_demo
     from cxlbench.harness.results import RunNotes, write_run

@@ -7,20 +7,22 @@ from pathlib import Path
 import click
 
 from cxlbench.harness.cli.group import BAD_INPUT
-from cxlbench.harness.cli.options import FOLDER, json_option
+from cxlbench.harness.cli.options import FOLDER, examples, json_option
 from cxlbench.harness.cli.output import Output
 
 
-@click.command()
+@click.command(
+    short_help="Say which features this host can run.",
+    epilog=examples(
+        "cxlbench doctor --folder /mnt/nvme",
+    ),
+)
 @click.option(
     "--folder", type=FOLDER, default=Path(), help="Where backing files would go. [default: here]"
 )
 @json_option
 def doctor(folder: Path, as_json: bool) -> None:
     """Look at this host and say which features it can run.
-
-    \b
-    Example: cxlbench doctor --folder /mnt/nvme
 
     Exit codes: 0 the bench runs here; 2 something that it needs is missing.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cxlbench.harness.cli.options import FILE, json_option
+from cxlbench.harness.cli.options import FILE, examples, json_option
 from cxlbench.harness.cli.output import Output
 from cxlbench.harness.generator import WHOLE_KNOBS, GeneratorKnobs
 
@@ -47,7 +47,12 @@ def _knob_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command()
+@click.command(
+    short_help="Write a synthetic multi-turn workload.",
+    epilog=examples(
+        "cxlbench generate --sessions 8 --turns 4 --seed 7 chat.jsonl.gz",
+    ),
+)
 @click.argument("out", type=FILE)
 @_knob_options
 @json_option
@@ -55,9 +60,6 @@ def generate(out: Path, as_json: bool, **knobs: Any) -> None:
     """Write a multi-turn workload to OUT, for `cxlbench replay` (gzip if it ends in .gz).
 
     Sessions share a system prompt; the prompt of each turn is the whole history and some new input.
-
-    \b
-    Example: cxlbench generate --sessions 8 --turns 4 --seed 7 chat.jsonl.gz
     """
     from cxlbench.harness.generator import generate as make
     from cxlbench.harness.trace_statistics import count_references
@@ -76,7 +78,9 @@ def generate(out: Path, as_json: bool, **knobs: Any) -> None:
         {
             "file": out,
             "block_tokens": workload.block_tokens,
-            **dataclasses.asdict(counts),
+            "requests": counts.requests,
+            "references": counts.references,
+            "distinct": counts.distinct,
             "hit_share": counts.hit_share,
         }
     )

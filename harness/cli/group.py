@@ -87,7 +87,7 @@ Start with: cxlbench demo
 @click.version_option(package.__version__, prog_name="cxlbench")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cxlbench(debug: bool) -> None:
-    """A test bench for KV-cache tiers on CXL memory, without the hardware.
+    """Emulate KV-cache tiers on CXL memory: a test bench without the hardware.
 
     Every command has --help with an example, and --json, which prints one JSON document and nothing
     else on standard output (messages and progress go to standard error).

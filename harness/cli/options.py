@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,7 +18,13 @@ _FIO_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 10, "m": 20, "g": 30, "t": 40}
 
 
-class SizeType(click.ParamType):
+if TYPE_CHECKING:
+    _SizeBase = click.ParamType[int]
+else:
+    _SizeBase = click.ParamType
+
+
+class SizeType(_SizeBase):
     """A size in bytes: ``16MiB``, ``64 GiB``, ``1GB``, fio's ``4k`` and ``1m``, or bytes."""
 
     name = "size"
@@ -50,6 +56,11 @@ COUNT = click.IntRange(min=1)
 SCALE = click.FloatRange(min=1)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a help text: commands to try, a line each."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def json_option(function: F) -> F:

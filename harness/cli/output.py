@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -33,4 +34,4 @@ class Output:
 
     def progress(self) -> Progress:
         """Return what shows progress."""
-        return Progress(click.get_text_stream("stderr"))
+        return Progress(sys.stderr)

@@ -6,30 +6,32 @@ from pathlib import Path
 
 import click
 
-from cxlbench.harness.cli.options import FOLDER, SCALE, json_option, set_option
+from cxlbench.harness.cli.options import FOLDER, SCALE, examples, json_option, set_option
 from cxlbench.harness.cli.output import Output
 
 SHOWN_SOURCE = 70
 
 
-@click.group()
+@click.group(
+    short_help="List and show the emulated hardware.",
+    epilog=examples(
+        "cxlbench profiles show cxl-hm-prototype --set dram_capacity=32GiB",
+    ),
+)
 def profiles() -> None:
-    """List and show the profiles of devices, links and accelerators.
-
-    \b
-    Example: cxlbench profiles show cxl-hm-prototype --set dram_capacity=32GiB
-    """
+    """List and show the profiles of devices, links and accelerators."""
 
 
-@profiles.command("list")
+@profiles.command(
+    "list",
+    epilog=examples(
+        "cxlbench profiles list",
+    ),
+)
 @click.option("--in", "folder", type=FOLDER, help="A folder with profiles of your own.")
 @json_option
 def list_command(folder: Path | None, as_json: bool) -> None:
-    """List the profiles that there are.
-
-    \b
-    Example: cxlbench profiles list
-    """
+    """List the profiles that there are."""
     from cxlbench.devices.profile import list_profiles
     from cxlbench.harness.tables import left_table
 
@@ -40,7 +42,14 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     out.document(found)
 
 
-@profiles.command("show")
+@profiles.command(
+    "show",
+    epilog=examples(
+        "cxlbench profiles show pm1743-class",
+        "cxlbench profiles show cxl-hm-prototype --scale 128",
+        "cxlbench profiles show my-device.toml --json",
+    ),
+)
 @click.argument("name")
 @set_option
 @click.option("--scale", type=SCALE, default=1, help="Show the numbers at this scale too.")
@@ -49,12 +58,6 @@ def show_command(name: str, overrides: dict[str, str], scale: float, as_json: bo
     """Show a profile, by NAME or by the path of its file: every number, statistic and source.
 
     Numbers without a source are marked as assumptions.
-
-    \b
-    Examples:
-      cxlbench profiles show pm1743-class
-      cxlbench profiles show cxl-hm-prototype --scale 128
-      cxlbench profiles show my-device.toml --json
     """
     from cxlbench.devices.profile import describe_profile, load_profile, scale_profile
     from cxlbench.harness.tables import left_table

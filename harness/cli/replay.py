@@ -15,6 +15,7 @@ from cxlbench.harness.cli.options import (
     FOLDER,
     POSITIVE,
     SIZE,
+    examples,
     folder_option,
     json_option,
     scale_option,
@@ -74,7 +75,16 @@ class Options:
     as_json: bool
 
 
-@click.command()
+@click.command(
+    short_help="Replay a trace on an emulated tier.",
+    epilog=examples(
+        "cxlbench replay chat.jsonl.gz",
+        "cxlbench replay chat.jsonl.gz --device cmm-h-256g --set dram_capacity=32GiB",
+        "cxlbench replay chat.jsonl.gz --wall --folder /mnt/nvme --closed-loop --sessions 4",
+        "cxlbench replay chat.jsonl.gz --faults plan.toml --json",
+        "cxlbench replay chat.jsonl.gz --statistics --at 16GiB --at 64GiB",
+    ),
+)
 @click.argument("trace", type=FILE)
 @click.option(
     "--device",
@@ -165,14 +175,6 @@ def replay(open_loop: bool, **given: Any) -> None:
     result.json. With --wall real bytes move through real files in real time at a scale, and the
     run ends with a fidelity line that says whether this host kept the timing. Sizes and bandwidths
     are reported at full size. Formats of traces are told by their content.
-
-    \b
-    Examples:
-      cxlbench replay chat.jsonl.gz
-      cxlbench replay chat.jsonl.gz --device cmm-h-256g --set dram_capacity=32GiB
-      cxlbench replay chat.jsonl.gz --wall --folder /mnt/nvme --closed-loop --sessions 4
-      cxlbench replay chat.jsonl.gz --faults plan.toml --json
-      cxlbench replay chat.jsonl.gz --statistics --at 16GiB --at 64GiB
 
     Exit codes: 0 fine; 1 wrong data was delivered, or something is held at the end (it is named);
     2 a bad option or file, or this host cannot do it; 3 a run with --wall did not keep its timing
@@ -428,11 +430,11 @@ def _report(
 
     rig, figures = spec.rig, result.figures
     how = f"real time, real bytes at scale {rig.scale:g}" if options.wall else "virtual time"
+    at_scale = "" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}"
     output.say(
-        f"{workload.name} on {rig.nodes * rig.devices_per_node} x {rig.device.name}, "
-        f"{rig.workers} workers, blocks of {workload.block_tokens} tokens ({size(rig.block_bytes)}),"
-        f" GPU cache of {spec.gpu_blocks:,} blocks; {how}"
-        + ("" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}")
+        f"{workload.name} on {rig.nodes * rig.devices_per_node} x {rig.device.name}: "
+        f"{rig.workers} workers, blocks of {workload.block_tokens} tokens "
+        f"({size(rig.block_bytes)}), GPU cache of {spec.gpu_blocks:,} blocks; {how}{at_scale}"
     )
     output.say()
     output.say(turn_table(figures.turns))

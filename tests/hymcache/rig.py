@@ -21,16 +21,17 @@ from cxlbench.devices.profile import CxlHmProfile, SoftwareProfile, load_as
 from cxlbench.emu.clock import VirtualClock
 from cxlbench.emu.fabric import Fabric, QueuePair
 from cxlbench.emu.faults import FaultPlan, FaultRule
-from cxlbench.emu.memory import Buffer, PhantomBuffer
+from cxlbench.emu.memory import PAGE_BYTES, Buffer, PhantomBuffer
 from cxlbench.emu.pipe import Pipe
+from cxlbench.emu.sync import Budget
 from cxlbench.hymcache.connector import HyMCacheConnector
 from cxlbench.hymcache.control import ControlPlane
-from cxlbench.hymcache.kv_manager import KvManager, Placement
-from cxlbench.hymcache.master import Master, NodePolicy
+from cxlbench.hymcache.kv_manager import Grant, KvManager, Placement
+from cxlbench.hymcache.master import Master, NodePolicy, RemoteBlock
 from cxlbench.kv.connector import BlockTimes, Completion
-from cxlbench.kv.footer import Verify
+from cxlbench.kv.footer import FOOTER_BYTES, Footer, Verify, pack_footer
 from cxlbench.kv.identity import Namespace, trace_keys
-from cxlbench.kv.payload import ObjectTag
+from cxlbench.kv.payload import ObjectTag, checksum_of
 from cxlbench.kv.results import KeyResult
 
 MIB = 1 << 20
@@ -169,6 +170,7 @@ class Rig:
                 )
             )
         self.checked = False
+        self._quiet = Budget(clock, 1, name="quiescing")
         self._names = iter(range(1000, 1 << 30))
 
     # -- the parts that most tests have one of --------------------------------------------------
@@ -223,7 +225,12 @@ class Rig:
         return next(self._names)
 
     async def lookup(
-        self, request: int, keys: Sequence[bytes], *, size: int | None = None, worker: int = 0,
+        self,
+        request: int,
+        keys: Sequence[bytes],
+        *,
+        size: int | None = None,
+        worker: int = 0,
         matched: int = 0,
     ) -> Completion:
         """Look a chain up."""
@@ -260,9 +267,7 @@ class Rig:
             assert set(done.results) == {KeyResult.STORED}
             await self.quiesce()
 
-    async def read(
-        self, keys: Sequence[bytes], *, size: int | None = None, worker: int = 0
-    ) -> int:
+    async def read(self, keys: Sequence[bytes], *, size: int | None = None, worker: int = 0) -> int:
         """Look up, load and release; return how many leading blocks were delivered."""
         request = self.name()
         found = await self.lookup(request, keys, size=size, worker=worker)
@@ -283,6 +288,27 @@ class Rig:
         self.connectors[worker].release(request)
         return loaded.leading_hits, done
 
+    async def store_at(
+        self, keys: Sequence[bytes], node: int, device: int, *, size: int | None = None
+    ) -> None:
+        """Store blocks on one device by the steps of the protocol, whatever placement says."""
+        nbytes, manager = size or self.size, self.nodes[node]
+        reply = self.master.allocate(keys, nbytes, near=(node, device))
+        made = []
+        for grant in manager.reserve(keys, nbytes, device=device):
+            assert isinstance(grant, Grant)
+            payload = self.content(grant.key, nbytes)
+            footer = Footer(grant.key, grant.generation, nbytes, checksum_of(payload))
+            trailer = np.zeros(PAGE_BYTES, dtype=np.uint8)
+            trailer[:FOOTER_BYTES] = np.frombuffer(pack_footer(footer), dtype=np.uint8)
+            await self.queue_pairs[0][node].write(grant.rkey, grant.address, payload, trailer)
+            manager.commit([grant.token])
+            made.append(
+                RemoteBlock(grant.key, node, device, grant.address, nbytes, grant.generation)
+            )
+        answers = self.master.register(reply.ticket, made, chain=keys)
+        assert set(answers) == {KeyResult.STORED}
+
     def place(self, key: bytes) -> tuple[int, int] | None:
         """Return (node, device) of a block as Master knows it, None if it is not findable."""
         found = self.master.table.lookup([key])
@@ -292,8 +318,12 @@ class Rig:
 
     async def quiesce(self) -> None:
         """Wait until everything committed is flushed."""
-        for manager in self.nodes.values():
-            await manager.quiesce()
+        await self._quiet.take(1)
+        try:
+            for manager in self.nodes.values():
+                await manager.quiesce()
+        finally:
+            self._quiet.give(1)
 
     def at_rest(self) -> dict[str, int]:
         """Return all that somebody holds: empty when everything came back."""

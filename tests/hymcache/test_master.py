@@ -262,9 +262,9 @@ def test_a_write_that_is_not_registered_in_time_frees_its_key() -> None:
         assert bench.master.register(late.ticket, made) == [KeyResult.LEASE_EXPIRED] * 2
         assert bench.nodes[0].published == []
         assert bench.ready(keys) == [False, False]
-        assert bench.master.register(again.ticket, bench.blocks(again, keys)) == [
-            KeyResult.STORED
-        ] * 2
+        assert (
+            bench.master.register(again.ticket, bench.blocks(again, keys)) == [KeyResult.STORED] * 2
+        )
 
     bench.run(test())
 

@@ -530,3 +530,54 @@ def test_nothing_is_stored_by_a_step_that_failed(warm: Engine) -> None:
     group.clear_connector_metadata()
     assert warm.connector.tier.settle(WAIT_S) == {}
     assert not warm.connector.tier.ask(lambda fake: b"k" * 32 in fake.blocks)
+
+
+# -- parts that need torch or vLLM, but no engine -------------------------------------------------
+
+
+def test_blocks_of_any_strides_come_back_whole_and_alone(environment: None) -> None:
+    import numpy as np
+    import torch
+
+    from cxlbench.kv.vllm_layout import VllmBlocks
+
+    def caches() -> dict[str, Any]:
+        packed = torch.zeros(6, 2, 3, 4, dtype=torch.bfloat16)
+        return {
+            "plain": torch.zeros(6, 5, dtype=torch.float32),
+            "permuted": packed.permute(0, 2, 1, 3),
+            "half-size kernel blocks": torch.zeros(12, 7, dtype=torch.uint8),
+            "the same again": packed.permute(0, 2, 1, 3),
+        }
+
+    source, target = caches(), caches()
+    for number, cache in enumerate(source.values()):
+        cache.copy_(torch.arange(cache.numel()).reshape(cache.shape) % 100 + number)
+    out, back = VllmBlocks(source, 6), VllmBlocks(target, 6)
+    assert out.block_bytes == 5 * 4 + 24 * 2 + 14
+    buffer = np.zeros(out.block_bytes, dtype=np.uint8)
+    out.gather(3, buffer)
+    back.scatter(3, buffer)
+    for name in source:
+        rows = source[name].shape[0] // 6
+        mine = slice(3 * rows, 4 * rows)
+        assert torch.equal(target[name][mine], source[name][mine])
+        target[name][mine] = 0
+        assert not target[name].any()
+
+
+def test_a_cache_whose_blocks_are_not_outermost_is_refused(environment: None) -> None:
+    import torch
+
+    from cxlbench.kv.vllm_layout import LayoutError, VllmBlocks
+
+    with pytest.raises(LayoutError, match="must count the 6 blocks"):
+        VllmBlocks({"layer": torch.zeros(2, 6, 5)}, 6)
+
+
+@pytest.mark.parametrize("name", ["nothing", "no.such.module:build", "cxlbench.kv:nothing", ":"])
+def test_a_tier_that_does_not_exist_is_named_in_the_error(environment: None, name: str) -> None:
+    from cxlbench.hymcache.vllm import TierNotFoundError, find_builder
+
+    with pytest.raises(TierNotFoundError, match=r"module:function|there is no tier"):
+        find_builder(name)

@@ -132,10 +132,10 @@ def test_each_request_is_reported_when_its_own_load_ends(side: WorkerSide, tier:
 def test_a_store_takes_the_bytes_of_the_step_though_the_blocks_are_reused(
     side: WorkerSide, tier: StubTier, memory: Memory
 ) -> None:
-    memory.array[3] = 1
-    side.start_stores([order(3)])
-    memory.array[3] = 2
-    assert (tier.given[0][2][0] == 1).all()
+    memory.array[[3, 5]] = [[1], [4]]
+    side.start_stores([order(3, 5)])
+    memory.array[:] = 2
+    assert [int(buffer[0]) for buffer in tier.given[0][2]] == [1, 4]
 
 
 def test_what_the_tier_did_not_take_is_reported_once_by_block_and_key(
