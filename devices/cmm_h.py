@@ -4,8 +4,8 @@ The strawman that HyMCache is compared with. Nobody tells the device what comes 
 miss refill granules from the SSDs, a replacement policy chooses what they push out, and written
 data is propagated to flash eagerly, at the same priority as reads, so that both meet.
 
-The cache tracks ``cache_granule`` bytes at a time, with a page bitmap of what is valid and dirty in
-each. A miss costs SSD time for the missing pages, and passes a *miss engine* that keeps
+The cache tracks ``cache_granule`` bytes at a time, with a page bitmap of what is valid and dirty
+in each. A miss costs SSD time for the missing pages, and passes a *miss engine* that keeps
 ``outstanding_misses`` refills of ``refill_unit`` in flight (``miss_bandwidth`` of the profile); both
 run while the bytes already stream out. Units: bytes, s.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from cxlbench.devices.profile_kinds import CxlHmProfile
 from cxlbench.devices.ssd import SsdArray, make_backing
 from cxlbench.emu.clock import Clock, Job, JobSet
-from cxlbench.emu.fabric import ReadView
+from cxlbench.emu.fabric import PrefetchRequest, ReadView
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import (
     PAGE_BYTES,
@@ -238,15 +238,17 @@ class CxlHm:
         self._held += 1
         return Prefetch(address, size_bytes, staging)
 
-    async def chm_prefetch_wait(self, request: Prefetch) -> None:
+    async def chm_prefetch_wait(self, request: PrefetchRequest) -> None:
         """Wait until the object is staged; raise ``DeviceError`` if the SSDs failed."""
+        assert isinstance(request, Prefetch)
         if request.staging is not None:
             error = await request.staging.ready.wait()
             if error is not None:
                 raise error
 
-    def chm_prefetch_release(self, request: Prefetch) -> None:
+    def chm_prefetch_release(self, request: PrefetchRequest) -> None:
         """Give the region back; frames go free when holders and staging I/O are done."""
+        assert isinstance(request, Prefetch)
         if request.address < 0:
             raise ValueError(f"{self.name}: a prefetch request is released twice")
         request.address = -1

@@ -65,7 +65,7 @@ def _units() -> dict[str, Unit]:
     sizes |= {"GB": 10**9, "MB": 10**6, "KB": 10**3, "TB": 10**12, "B": 1}
     speeds = {"GB/s": 10**9, "MB/s": 10**6, "GiB/s": 2**30, "MiB/s": 2**20, "KB/s": 10**3}
     add(Dimension.SIZE, **sizes)
-    add(Dimension.BANDWIDTH, **speeds, **{"B/s": 1, "Gb/s": Fraction(10**9, 8)})
+    add(Dimension.BANDWIDTH, **speeds, **{"B/s": Fraction(1), "Gb/s": Fraction(10**9, 8)})
     times = {"ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "ms": Fraction(1, 10**3)}
     add(Dimension.TIME, **times, s=1)
     add(Dimension.RATE, **{"IOPS": 1, "K IOPS": 10**3, "M IOPS": 10**6, "1/s": 1})

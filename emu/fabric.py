@@ -40,6 +40,13 @@ class ReadView(Protocol):
         """Unpin."""
 
 
+class PrefetchRequest(Protocol):
+    """The handle of an object being staged inside a device: opaque to who holds it."""
+
+    address: int
+    size_bytes: int
+
+
 class Target(Protocol):
     """Memory that can be registered: a device as the fabric sees it."""
 

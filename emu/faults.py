@@ -63,7 +63,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRule:
-    """``kind`` happens at ``point`` with ``probability``, after ``skip`` visits, ``limit`` times."""
+    """``kind`` at ``point``, with ``probability``, after ``skip`` visits, ``limit`` times."""
 
     point: str
     kind: FaultKind

@@ -27,9 +27,12 @@ def report_text(result: DemoResult) -> str:
         f"Workload: {plan.workload.name}: {requests} requests{part}, "
         f"{plan.footprint_bytes / GIB:.1f} GiB of KV in blocks of {plan.block_bytes / MIB:g} MiB, "
         f"on 4 workers.",
-        *([f"Arrivals and think times are {plan.speed:.1f} x as fast as recorded."] * (plan.speed > 1)),
-        f"Every tier has {plan.dram_bytes / GIB:g} GiB of DRAM. Sizes and bandwidths are full-size; "
-        f"real bytes are 1/{plan.scale:g} of them.",
+        *(
+            [f"Arrivals and think times are {plan.speed:.1f} x as fast as recorded."]
+            * (plan.speed > 1)
+        ),
+        f"Every tier has {plan.dram_bytes / GIB:g} GiB of DRAM. Sizes and bandwidths are "
+        f"full-size; real bytes are 1/{plan.scale:g} of them.",
         "",
         "Real bytes, real time",
         _table([(tier.name, tier.wall) for tier in result.tiers]),

@@ -1,9 +1,10 @@
 """HyMCache on an emulated CXL-HM inside the process of a serving engine, for the vLLM adapter.
 
-``build`` is what the adapter's configuration names (``"tier": "cxlbench.harness.embedded_tier:build"``). Keys of its configuration, all optional: ``device`` (a CXL-HM profile, default
-``cxl-hm-prototype``), ``scale`` (default 64: a laptop's memory and disk), ``folder`` (backing files;
-without one the SSDs are RAM), ``capacity`` (full-size, such as ``"64 GiB"``), ``block_bytes`` (for
-sizing Master's table), ``seed``.
+``build`` is what the adapter's configuration names as its ``tier``:
+``cxlbench.harness.embedded_tier:build``. Keys of its configuration, all optional: ``device`` (a
+CXL-HM profile, default ``cxl-hm-prototype``), ``scale`` (default 64: a laptop's memory and disk),
+``folder`` (backing files; without one the SSDs are RAM), ``capacity`` (full-size, such as
+``"64 GiB"``), ``block_bytes`` (for sizing Master's table), ``seed``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def build(config: Mapping[str, object], clock: Clock) -> EmbeddedTier:
     spec = RigSpec(
         device=load_as(CxlHmProfile, str(config.get("device", "cxl-hm-prototype"))),
         block_bytes=int(str(config.get("block_bytes", 1 << 20))),
-        device_capacity_bytes=int(to_base(*parse_quantity(capacity, Dimension.SIZE), Dimension.SIZE)),
+        device_capacity_bytes=int(
+            to_base(*parse_quantity(capacity, Dimension.SIZE), Dimension.SIZE)
+        ),
         copy_engine=None,
         scale=float(str(config.get("scale", 64))),
         seed=int(str(config.get("seed", 0))),

@@ -143,6 +143,8 @@ def to_json(value: Any) -> Json:
         return [to_json(item) for item in sorted(value)]
     if isinstance(value, Sequence):
         return [to_json(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
     if hasattr(value, "tolist"):  # numpy's scalars and arrays
         return to_json(value.tolist())
     raise TypeError(f"{type(value).__name__} has no form in JSON: {value!r}")

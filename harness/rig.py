@@ -39,10 +39,26 @@ from cxlbench.hymcache.control import ControlPlane
 from cxlbench.hymcache.kv_manager import KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy
 from cxlbench.kv.connector import BlockTimes
+from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import Verify
 
 DeviceProfile = CxlHmProfile | CmmHProfile | ExpanderProfile
 Device = CxlHm | CmmH | Expander
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSite:
+    """Where a device is put: what a maker of one needs. Bytes are scaled already."""
+
+    name: str
+    phantom: bool
+    scale: float
+    capacity_bytes: int | None
+    folder: Path | None
+    faults: FaultPlan
+
+
+DeviceMaker = Callable[[Clock, DeviceSite], MemoryDevice]
 
 
 def _nic(name: str) -> LinkProfile:
@@ -53,7 +69,8 @@ def _nic(name: str) -> LinkProfile:
 class RigSpec:
     """What to build. Sizes are those of the full-size system; ``scale`` divides them."""
 
-    device: DeviceProfile
+    device: DeviceProfile | DeviceMaker
+    """A profile of a built-in kind, or a function that makes a device of the user's own."""
     block_bytes: int
     nodes: int = 1
     devices_per_node: int = 1
@@ -190,19 +207,15 @@ class Rig:
         self.pipes.extend(pipes)
         return pipes
 
-    def _device(self, name: str, phantom: bool) -> Device:
+    def _device(self, name: str, phantom: bool) -> MemoryDevice:
         spec = self.spec
         capacity = spec.device_capacity_bytes
         scaled = None if capacity is None else scaled_bytes(capacity, spec.scale, what="the device")
-        profile = scale_profile(spec.device, spec.scale)
-        kwargs = {"name": name, "phantom": phantom, "capacity_bytes": scaled, "faults": self.faults}
-        device: Device
-        if isinstance(profile, CxlHmProfile):
-            device = CxlHm(self.clock, profile, folder=self.folder, **kwargs)  # type: ignore[arg-type]
-        elif isinstance(profile, CmmHProfile):
-            device = CmmH(self.clock, profile, folder=self.folder, **kwargs)  # type: ignore[arg-type]
+        site = DeviceSite(name, phantom, spec.scale, scaled, self.folder, self.faults)
+        if isinstance(spec.device, DeviceProfile):
+            device = _built_in(self.clock, scale_profile(spec.device, spec.scale), site)
         else:
-            device = Expander(self.clock, profile, **kwargs)  # type: ignore[arg-type]
+            device = spec.device(self.clock, site)
         self.pipes.append(device.port)
         return device
 
@@ -210,7 +223,8 @@ class Rig:
         """Return everything that is still held, by name; empty when all came back."""
         held: dict[str, int] = {}
         counts = [self.master.at_rest()]
-        counts += [part.at_rest() for part in (*self.nodes.values(), *self.connectors)]
+        counts += [manager.at_rest() for manager in self.nodes.values()]
+        counts += [connector.at_rest() for connector in self.connectors]
         for count in counts:
             for name, number in count.items():
                 if number:
@@ -234,6 +248,40 @@ class Rig:
                 await manager.close()
         finally:
             self._stack.close()
+
+
+def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryDevice:
+    device: Device
+    if isinstance(profile, ExpanderProfile):
+        device = Expander(
+            clock,
+            profile,
+            name=site.name,
+            phantom=site.phantom,
+            capacity_bytes=site.capacity_bytes,
+            faults=site.faults,
+        )
+    elif isinstance(profile, CxlHmProfile):
+        device = CxlHm(
+            clock,
+            profile,
+            name=site.name,
+            folder=site.folder,
+            phantom=site.phantom,
+            capacity_bytes=site.capacity_bytes,
+            faults=site.faults,
+        )
+    else:
+        device = CmmH(
+            clock,
+            profile,
+            name=site.name,
+            folder=site.folder,
+            phantom=site.phantom,
+            capacity_bytes=site.capacity_bytes,
+            faults=site.faults,
+        )
+    return device
 
 
 def _run_folder(folder: Path, stack: ExitStack) -> Path:

@@ -27,9 +27,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cxlbench.emu.clock import Clock
+from cxlbench.emu.fabric import PrefetchRequest
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Signal
-from cxlbench.kv.device import MemoryDevice, PrefetchRequest
+from cxlbench.kv.device import MemoryDevice
 
 if TYPE_CHECKING:
     import asyncio

@@ -15,15 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from cxlbench.emu.fabric import ReadView, Target
+from cxlbench.emu.fabric import PrefetchRequest, ReadView, Target
 from cxlbench.emu.memory import Buffer, Bytes
-
-
-class PrefetchRequest(Protocol):
-    """The handle that ``chm_prefetch_object`` returns: opaque to the caller."""
-
-    address: int
-    size_bytes: int
 
 
 @runtime_checkable

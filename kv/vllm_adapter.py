@@ -81,6 +81,7 @@ class VllmTierConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._resets = 0
         self._store_limit_bytes = int(extra.get("store_limit_bytes", STORE_LIMIT_BYTES))
         self.tier_id = str(extra.get("tier_id", self._engine_id))
+        _log.info("tier %s: a block has %s B, %s", self.tier_id, self.block_bytes, self.namespace)
         settings = {name: value for name, value in extra.items() if name not in ADAPTER_KEYS}
         self.tier: EmbeddedTier | None = self.attach_tier(self.tier_id, settings)
         self.scheduler_side = SchedulerSide(self.tier, self.namespace, self.block_bytes)
@@ -247,7 +248,7 @@ def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise UnsupportedEngineError(
             "an embedded tier lives in the process of scheduler and worker, but the executor "
             f"{parallel.distributed_executor_backend!r} puts the worker elsewhere: use "
-            "--distributed-executor-backend uni (on a CPU also VLLM_ENABLE_V1_MULTIPROCESSING=0)"
+            "--distributed-executor-backend uni (on a CPU set VLLM_ENABLE_V1_MULTIPROCESSING=0)"
         )
     if transfer.kv_load_failure_policy != "recompute":
         raise UnsupportedEngineError(

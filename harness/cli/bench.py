@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from cxlbench.harness.cli.group import WRONG_DATA
-from cxlbench.harness.cli.options import COUNT, SIZE, examples, json_option
+from cxlbench.harness.cli.options import COUNT, POSITIVE, SIZE, examples, json_option
 from cxlbench.harness.cli.output import Output
 
 MASTER_BAR = 1_000_000
 SLOT_BAR_BYTES = 64
 LOAD_BAR = 0.8
+TIMERS_BAR = 100_000
 
 
 @click.group(
@@ -115,6 +116,54 @@ def master(objects: int, batches: int, seed: int, as_json: bool) -> None:
     output.document(
         {"measured": found, "passed": {name: ok for name, _, _, ok in bars if ok is not None}}
     )
+
+
+@bench.command(epilog=examples("cxlbench bench clock", "cxlbench bench clock --seconds 2"))
+@click.option(
+    "--seconds", type=POSITIVE, default=5, show_default=True, help="Of transfers in real time."
+)
+@click.option("--timers", type=COUNT, default=300_000, show_default=True, help="In virtual time.")
+@click.option("--pending", type=COUNT, default=1000, show_default=True, help="At any moment.")
+@json_option
+def clock(seconds: float, timers: int, pending: int, as_json: bool) -> None:
+    """Measure how fast virtual time goes, and how honest real time is on this host."""
+    from cxlbench.harness.bench_clock import bench_clock
+    from cxlbench.harness.fidelity import MAX_BANDWIDTH_ERROR, MAX_LATE_P50_S, MAX_LATE_P99_S
+    from cxlbench.harness.tables import ms, percent, table
+
+    output = Output(as_json=as_json)
+    output.note(f"measuring both clocks, about {seconds + timers / 150_000:.0f} s")
+    found = bench_clock(timers=timers, pending=pending, seconds=seconds)
+    late = found.fidelity
+    bars = [
+        (
+            f"virtual time: timers a second, {pending:,} pending",
+            f"{found.virtual_timers_per_s:,.0f}",
+            f"{TIMERS_BAR:,}",
+            found.virtual_timers_per_s >= TIMERS_BAR,
+        ),
+        (
+            "real time: lateness p50, ms",
+            ms(late.late_p50_s, 3),
+            ms(MAX_LATE_P50_S, 3),
+            late.late_p50_s <= MAX_LATE_P50_S,
+        ),
+        (
+            "real time: lateness p99, ms",
+            ms(late.late_p99_s, 3),
+            ms(MAX_LATE_P99_S, 3),
+            late.late_p99_s <= MAX_LATE_P99_S,
+        ),
+        (
+            "real time: bandwidth error in a 1 s window",
+            percent(found.bandwidth_error),
+            percent(MAX_BANDWIDTH_ERROR),
+            found.bandwidth_error <= MAX_BANDWIDTH_ERROR,
+        ),
+    ]
+    rows = [(name, value, bar, _verdict(passed)) for name, value, bar, passed in bars]
+    output.say(table(("", "measured", "bar", ""), rows))
+    output.document({"measured": found, "passed": {name: ok for name, _, _, ok in bars}})
 
 
 def _verdict(passed: bool | None) -> str:

@@ -90,7 +90,8 @@ class Options:
     "--device",
     default="cxl-hm-prototype",
     show_default=True,
-    help="Profile of the tier's devices: a CXL-HM, a CMM-H or an expander, by name or file.",
+    help="The tier's devices: a profile of a CXL-HM, a CMM-H or an expander, by name or file; "
+    "or a device of your own, as module:function.",
 )
 @set_option
 @click.option("--model", default="Llama-3.1-8B", show_default=True, help="Decides the KV's size.")
@@ -347,7 +348,18 @@ def _spec(options: Options, block_tokens: int) -> ReplaySpec:
 
 
 def load_device(name: str, overrides: dict[str, str]) -> Any:
-    """Return the profile of a device that a tier can be made of; refuse other kinds."""
+    """Return the profile of a device that a tier can be made of; refuse other kinds.
+
+    ``module:function`` names a device of the user's own (docs/devices.md).
+    """
+    if ":" in name:
+        from cxlbench.harness.user_objects import load_callable
+
+        if overrides:
+            raise click.BadParameter(
+                f"{name!r} is not a profile: there is nothing to set", param_hint="--set"
+            )
+        return load_callable(name, what="device")
     from cxlbench.devices.profile import (
         CmmHProfile,
         CxlHmProfile,
@@ -369,11 +381,11 @@ def load_device(name: str, overrides: dict[str, str]) -> Any:
 
 
 def _check_host(options: Options, spec: ReplaySpec, output: Output) -> None:
-    from cxlbench.devices.profile import ExpanderProfile
+    from cxlbench.devices.profile import CmmHProfile, CxlHmProfile
     from cxlbench.harness.calibrate import check_host_feeds, check_room
 
     device, folder, scale = spec.rig.device, options.folder, spec.rig.scale
-    if folder is None or isinstance(device, ExpanderProfile):
+    if folder is None or not isinstance(device, CxlHmProfile | CmmHProfile):
         return
     count = spec.rig.nodes * spec.rig.devices_per_node
     capacity = spec.rig.device_capacity_bytes or device.capacity
@@ -432,7 +444,7 @@ def _report(
     how = f"real time, real bytes at scale {rig.scale:g}" if options.wall else "virtual time"
     at_scale = "" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}"
     output.say(
-        f"{workload.name} on {rig.nodes * rig.devices_per_node} x {rig.device.name}: "
+        f"{workload.name} on {rig.nodes * rig.devices_per_node} x {options.device}: "
         f"{rig.workers} workers, blocks of {workload.block_tokens} tokens "
         f"({size(rig.block_bytes)}), GPU cache of {spec.gpu_blocks:,} blocks; {how}{at_scale}"
     )

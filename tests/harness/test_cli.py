@@ -197,9 +197,10 @@ def test_an_override_given_twice_is_refused(cli):
 def test_generate_writes_the_same_file_for_the_same_seed(cli, tmp_path):
     knobs = ("--sessions", "2", "--turns", "3", "--output-stddev", "20")
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
-        ran = cli("generate", *knobs, "--seed", seed, tmp_path / f"{name}.jsonl.gz", "--json")
+        (tmp_path / name).mkdir()
+        ran = cli("generate", *knobs, "--seed", seed, tmp_path / name / "x.jsonl.gz", "--json")
         assert ran.document["requests"] == 6
-    one, same, other = ((tmp_path / f"{n}.jsonl.gz").read_bytes() for n in "abc")
+    one, same, other = ((tmp_path / name / "x.jsonl.gz").read_bytes() for name in "abc")
     assert one != other
     assert one == same
 

@@ -305,7 +305,7 @@ def test_a_folder_that_cannot_be_written_is_refused(cli, small_trace, tmp_path):
 
 def test_results_that_cannot_be_written_are_an_error(cli, small_trace, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    ran = cli("replay", small_trace, *TIER, "--out", tmp_path / "file")
+    ran = cli("replay", small_trace, *TIER, "--out", tmp_path / "file" / "below")
     assert ran.code == 2
     assert "cannot write results" in ran.err
 
@@ -344,7 +344,7 @@ def test_an_interrupt_in_mid_run_exits_130_and_leaves_no_files(
     async def interrupted(self, request):
         if request.request_id == 4:
             seen.extend((tmp_path / "files").iterdir())
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return await serve(self, request)
 
     monkeypatch.setattr(Worker, "serve", interrupted)
@@ -370,7 +370,7 @@ def test_ctrl_c_in_a_shell_exits_130_and_leaves_no_files(small_trace, tmp_path):
             "--scale",
             "512",
             "--speed",
-            "0.02",
+            "0.08",
             "--folder",
             folder,
         ],

@@ -6,7 +6,8 @@ the same run is cut at one of them, before or after what else happens at that mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ MakeRig = Callable[..., Rig]
 KEYS = chain(44)
 OTHER = chain(20, 2)
 HIT, MISS, CANCELLED = KeyResult.HIT, KeyResult.MISS, KeyResult.CANCELLED
-Scenario = Callable[[Rig, list[Ticket]], Coroutine[Any, Any, None]]
 
 
 def moments_of(rig: Rig) -> list[float]:
@@ -65,9 +65,10 @@ async def a_turn(rig: Rig, tickets: list[Ticket]) -> None:
     await tickets[-1].done.wait()
 
 
-def timeline(options: dict[str, Any]) -> tuple[float, list[float]]:
+@functools.cache
+def timeline(setting: str) -> tuple[float, list[float]]:
     """Return when the turn begins, and the moments of it."""
-    rig = Rig(**options)
+    rig = Rig(**options_of(setting))
     seen = moments_of(rig)
     began = 0.0
 
@@ -100,12 +101,12 @@ def options_of(setting: str) -> dict[str, Any]:
     return options
 
 
-TIMELINES = {setting: timeline(options_of(setting)) for setting in SETTINGS}
+ERRORS = {KeyResult.ERROR, KeyResult.TIMEOUT, KeyResult.LEASE_EXPIRED}
 
 
 def cut(setting: str, share: float, late: bool, end: Callable[[Rig], Any]) -> None:
     """Run the turn and a request beside it, and call ``end`` at one moment of the first."""
-    began, moments = TIMELINES[setting]
+    began, moments = timeline(setting)
     when = moments[min(int(share * len(moments)), len(moments) - 1)]
     rig = Rig(**options_of(setting), workers=2)
     tickets: list[Ticket] = []
@@ -127,9 +128,6 @@ def cut(setting: str, share: float, late: bool, end: Callable[[Rig], Any]) -> No
             assert ERRORS.isdisjoint(ticket.done.peek().results)
 
     rig.run(test)
-
-
-ERRORS = {KeyResult.ERROR, KeyResult.TIMEOUT, KeyResult.LEASE_EXPIRED}
 
 
 @settings(max_examples=120)
@@ -161,7 +159,7 @@ def test_a_disconnection_at_any_moment_gives_everything_back(
 def test_a_client_that_vanishes_at_any_moment_is_cleared_away_by_deadlines(
     share: float, again: bool
 ) -> None:
-    began, moments = TIMELINES["plain"]
+    began, moments = timeline("plain")
     when = moments[min(int(share * len(moments)), len(moments) - 1)]
     rig = Rig(workers=2)
 
@@ -286,10 +284,6 @@ def test_no_byte_is_written_to_a_buffer_after_its_ticket_has_ended(make_rig: Mak
             assert {buffer.tag for buffer in buffers} == {"the engine's own"}  # type: ignore[union-attr]
 
     rig.run(test)
-
-
-def in_line(seconds: Sequence[float]) -> bool:
-    return list(seconds) == sorted(seconds)
 
 
 def test_closing_with_work_of_every_kind_open_ends_at_once(make_rig: MakeRig) -> None:

@@ -157,7 +157,11 @@ class Engine:
         return get_kv_transfer_group().worker_side
 
     def generate(
-        self, prompts: Sequence[list[int]] = PROMPTS, *, salt: str | None = None
+        self,
+        prompts: Sequence[list[int]] = PROMPTS,
+        *,
+        salt: str | None = None,
+        max_tokens: int = OUTPUT,
     ) -> tuple[list[Answer], list[int]]:
         """Return answers, and for each prompt how many tokens came from a cache."""
         from vllm import SamplingParams
@@ -166,7 +170,7 @@ class Engine:
         if salt is not None:
             inputs = [{**entry, "cache_salt": salt} for entry in inputs]
         parameters = SamplingParams(
-            temperature=0, max_tokens=OUTPUT, logprobs=0, ignore_eos=True, detokenize=False
+            temperature=0, max_tokens=max_tokens, logprobs=0, ignore_eos=True, detokenize=False
         )
         answers, cached = [], []
         for output in self.llm.generate(inputs, parameters, use_tqdm=False):
@@ -179,8 +183,7 @@ class Engine:
     def forget_locally(self) -> None:
         assert self.llm.reset_prefix_cache()
 
-    def external_hits(self) -> int:
-        name = "vllm:external_prefix_cache_hits"
+    def metric(self, name: str) -> int:
         return sum(metric.value for metric in self.llm.get_metrics() if metric.name == name)
 
     def start(self, name: str, tokens: list[int], max_tokens: int = OUTPUT) -> str:
@@ -303,11 +306,12 @@ def test_over_an_emulated_cxl_hm_the_answers_are_those_without_a_connector(
 def test_warm_from_another_engines_blocks_the_answers_are_those_without_a_connector(
     warm: Engine, without: list[Answer]
 ) -> None:
-    hits, loaded = warm.external_hits(), warm.worker.counters.loaded
+    external = "vllm:external_prefix_cache_hits"
+    hits, loaded = warm.metric(external), warm.worker.counters.loaded
     answers, cached = warm.generate()
     assert answers == without
     assert cached == [32, 32, 64, 96, 192, 0, 0, 0]
-    assert warm.external_hits() - hits == sum(cached)
+    assert warm.metric(external) - hits == sum(cached)
     assert warm.worker.counters.loaded - loaded == sum(cached) // BLOCK
 
 
@@ -356,16 +360,21 @@ def test_swapped_kv_heads_would_be_seen(
     assert [tokens for tokens, _ in answers] != [tokens for tokens, _ in without]
 
 
-def test_short_of_blocks_requests_are_preempted_and_say_the_same(
-    warm: Engine, without: list[Answer]
-) -> None:
-    preempted = "vllm:num_preemptions"
-    manager = warm.core.scheduler.kv_cache_manager
-    held = manager.block_pool.get_new_blocks(manager.block_pool.get_num_free_blocks() - 22)
-    answers, _ = warm.generate()
-    manager.block_pool.free_blocks(held)
-    assert answers == without
-    assert sum(m.value for m in warm.llm.get_metrics() if m.name == preempted) > 0
+def test_short_of_blocks_requests_are_preempted_and_say_the_same(warm: Engine) -> None:
+    prompts = [prompt(65 + n, seed=3) for n in range(4)]
+    with_room, _ = warm.generate(prompts, max_tokens=150)
+    assert warm.connector.tier.settle(WAIT_S) == {}
+    pool = warm.core.scheduler.kv_cache_manager.block_pool
+    for known in (False, True):
+        if not known:
+            warm.connector.tier.ask(lambda fake: fake.blocks.clear())
+        warm.forget_locally()
+        taken = pool.get_new_blocks(pool.get_num_free_blocks() - 22)  # each needs 7 in the end
+        before = warm.metric("vllm:num_preemptions")
+        answers, _ = warm.generate(prompts, max_tokens=150)
+        pool.free_blocks(taken)
+        assert answers == with_room
+        assert warm.metric("vllm:num_preemptions") > before
 
 
 # -- what fails -----------------------------------------------------------------------------------
@@ -558,7 +567,7 @@ def test_blocks_of_any_strides_come_back_whole_and_alone(environment: None) -> N
     buffer = np.zeros(out.block_bytes, dtype=np.uint8)
     out.gather(3, buffer)
     back.scatter(3, buffer)
-    for name in source:
+    for name in ("plain", "permuted", "half-size kernel blocks"):
         rows = source[name].shape[0] // 6
         mine = slice(3 * rows, 4 * rows)
         assert torch.equal(target[name][mine], source[name][mine])
