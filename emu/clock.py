@@ -253,14 +253,25 @@ class Clock:
         return Job(self, work, name)
 
     async def gather(self, *works: Coroutine[Any, Any, T]) -> list[T]:
-        """Run ``works`` at once, and return their results in order."""
+        """Run ``works`` at once, and return their results in order.
+
+        The first that fails cancels the others, and its error is raised when all have ended.
+        """
         jobs = [self.spawn(work) for work in works]
+        tasks = [job.task for job in jobs]
         try:
-            return [await job for job in jobs]
-        except BaseException:
-            for job in jobs:
+            if tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            left = [job for job in jobs if not job.done()]
+            for job in left:
                 job.cancel()
-            raise
+            for job in left:
+                await job.ended()
+        failed = [task for task in tasks if not task.cancelled() and task.exception()]
+        for job in sorted(jobs, key=lambda job: job.task not in failed):
+            await job
+        return [job.task.result() for job in jobs]
 
     def future(self) -> asyncio.Future[Any]:
         """Return a bare future of this clock's loop."""
@@ -387,12 +398,12 @@ class WallClock(Clock):
 class Job(Awaitable[T]):
     """A running task. Awaiting it gives the result and joins its logical time."""
 
-    __slots__ = ("_clock", "_ended_s", "_task")
+    __slots__ = ("_clock", "_ended_s", "task")
 
     def __init__(self, clock: Clock, work: Coroutine[Any, Any, T], name: str | None) -> None:
         self._clock = clock
         self._ended_s = 0.0
-        self._task: asyncio.Task[T] = asyncio.Task(
+        self.task: asyncio.Task[T] = asyncio.Task(
             self._run(work) if clock.kind == "wall" else work, loop=clock._loop, name=name
         )
 
@@ -403,26 +414,26 @@ class Job(Awaitable[T]):
             self._ended_s = self._clock.now()
 
     def __await__(self) -> Any:
-        result = yield from self._task.__await__()
+        result = yield from self.task.__await__()
         self._clock.advance(self._ended_s)
         return result
 
     def cancel(self) -> None:
         """Ask the task to stop."""
-        self._task.cancel()
+        self.task.cancel()
 
     async def ended(self) -> None:
         """Wait for the end, however it ends, and join its logical time."""
-        await asyncio.wait((self._task,))
+        await asyncio.wait((self.task,))
         self._clock.advance(self._ended_s)
 
     def done(self) -> bool:
         """Whether the task has ended."""
-        return self._task.done()
+        return self.task.done()
 
     def add_done_callback(self, callback: Callable[[asyncio.Task[T]], object]) -> None:
         """Call back when the task has ended."""
-        self._task.add_done_callback(callback)
+        self.task.add_done_callback(callback)
 
 
 class JobSet:

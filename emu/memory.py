@@ -134,7 +134,7 @@ class PhantomArena:
     def load(self, extents: Sequence[Extent], into: Buffer, digest: Digest | None = None) -> None:
         """Give ``into`` the tag whose pieces lie in ``extents``, in order and complete."""
         cells = self._cells
-        first = cells.get(extents[0][0], (TORN, 0))
+        first = cells.get(extents[0][0]) or (TORN, 0)  # None: nothing was ever written there
         tag: Hashable = first[0]  # type: ignore[index]
         for index, (offset, _) in enumerate(extents):
             if cells.get(offset) != (tag, index):

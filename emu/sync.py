@@ -97,9 +97,10 @@ class Budget:
         try:
             self._clock.advance(await turn)
         except asyncio.CancelledError:
-            if self._waiting.pop(turn, None) is None:
+            if turn.done() and not turn.cancelled():
                 self.give(units)  # granted in the very moment of the cancellation
             else:
+                self._waiting.pop(turn, None)
                 self._serve()  # who waited behind us may fit
             raise
 
@@ -117,6 +118,9 @@ class Budget:
     def _serve(self) -> None:
         while self._waiting:
             turn, units = next(iter(self._waiting.items()))
+            if turn.cancelled():  # its task has been cancelled, but has not run yet
+                del self._waiting[turn]
+                continue
             if units > self.capacity - self.used:
                 return
             del self._waiting[turn]

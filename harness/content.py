@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cxlbench.emu.memory import Buffer, PhantomBuffer
+from cxlbench.emu.memory import PAGE_BYTES, Buffer, PhantomBuffer
 from cxlbench.kv.payload import ObjectTag
 
 
@@ -29,10 +29,17 @@ class BlockContent:
             self._scratch = np.empty_like(self._base)
 
     def empty(self) -> Buffer:
-        """Return a buffer to read into; ``recycle`` it when it is not needed any more."""
+        """Return a buffer to read into; ``recycle`` it when it is not needed any more.
+
+        A used one is spoiled in every page first: what a read leaves out must not look right.
+        """
         if self.phantom:
             return PhantomBuffer(self.nbytes)
-        return self._free.pop() if self._free else np.empty(self.nbytes, dtype=np.uint8)
+        if not self._free:
+            return np.zeros(self.nbytes, dtype=np.uint8)
+        buffer = self._free.pop()
+        np.invert(buffer[::PAGE_BYTES], out=buffer[::PAGE_BYTES])
+        return buffer
 
     def make(self, key: bytes) -> Buffer:
         """Return a buffer with the content of the block ``key``."""

@@ -11,7 +11,7 @@ size that fits a laptop: see ``DemoPlan`` for the numbers. Units: full-size byte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from cxlbench.harness.replay import (
     replay,
 )
 from cxlbench.harness.requests import Mode, Workload
+from cxlbench.harness.results import to_json
 from cxlbench.harness.rig import DeviceProfile, RigSpec
 from cxlbench.harness.trace_statistics import trace_statistics
 from cxlbench.harness.traces import read_trace
@@ -128,11 +129,9 @@ class DemoResult:
             "tiers": [
                 {
                     "name": tier.name,
-                    "wall": dataclasses.asdict(tier.wall.figures),
-                    "virtual": dataclasses.asdict(tier.virtual.figures),
-                    "whole_trace": None
-                    if tier.whole is None
-                    else dataclasses.asdict(tier.whole.figures),
+                    "wall": to_json(tier.wall.figures),
+                    "virtual": to_json(tier.virtual.figures),
+                    "whole_trace": None if tier.whole is None else to_json(tier.whole.figures),
                     "emulator_against_model": dict(zip(("p50", "p90"), tier.errors, strict=True)),
                     "timing_kept": tier.wall.fidelity is not None and tier.wall.fidelity.trusted,
                 }
@@ -160,12 +159,12 @@ def make_plan(options: DemoOptions) -> DemoPlan:
     else:
         workload = generate(
             GeneratorKnobs(
-                sessions=4 if options.quick else 24,
+                sessions=12 if options.quick else 24,
                 turns=3 if options.quick else 6,
                 shared_system_tokens=512,
                 first_input_tokens=1024,
-                turn_input_tokens=1408,
-                output_tokens=128,
+                turn_input_tokens=1520 if options.quick else 1408,
+                output_tokens=16 if options.quick else 128,
                 think_s=0.3,
                 think_stddev_s=0.1,
                 session_spread_s=0.5,
@@ -193,7 +192,7 @@ def make_plan(options: DemoOptions) -> DemoPlan:
         dram_bytes=dram,
         capacity_bytes=capacity,
         footprint_bytes=footprint,
-        gpu_blocks=max(16, GIB // 2 // block),
+        gpu_blocks=8 if options.quick else max(16, GIB // 2 // block),
         scale=options.scale or 128,
         block_bytes=block,
     )
@@ -244,22 +243,28 @@ def run_demo(
     """Run the four tiers and return their figures; plots go to ``options.out``."""
     plan = make_plan(options)
     folder = options.folder or options.out / "backing"
-    runs = []
-    for name, device, prefetch, capacity in demo_tiers(plan):
-        spec = replay_spec(
+    specs = {
+        name: replay_spec(
             plan, device, prefetch=prefetch, capacity_bytes=capacity, seed=options.seed
         )
-        whole = replay(
+        for name, device, prefetch, capacity in demo_tiers(plan)
+    }
+    wholes = {
+        name: replay(
             plan.workload,
             spec,
             wall=False,
             progress=lambda done, of, name=name: progress(f"{name}, virtual time", done, of),  # type: ignore[misc]
         )
-        workload, virtual = plan.workload, whole
-        if options.trace is not None:
-            workload = _prefix(plan.workload, whole, options.budget_s)
-            if len(workload.requests) < len(plan.workload.requests):
-                virtual = replay(workload, spec, wall=False)
+        for name, spec in specs.items()
+    }
+    workload = plan.workload
+    if options.trace is not None:
+        workload = _prefix(plan.workload, wholes.values(), options.budget_s)
+    cut = len(workload.requests) < len(plan.workload.requests)
+    runs = []
+    for name, spec in specs.items():
+        whole = wholes[name]
         wall = replay(
             workload,
             spec,
@@ -267,15 +272,19 @@ def run_demo(
             folder=folder,
             progress=lambda done, of, name=name: progress(f"{name}, real bytes", done, of),  # type: ignore[misc]
         )
-        runs.append(TierRun(name, wall, virtual, whole if virtual is not whole else None))
+        virtual = replay(workload, spec, wall=False) if cut else whole
+        runs.append(TierRun(name, wall, virtual, whole if cut else None))
     options.out.mkdir(parents=True, exist_ok=True)
     plot = options.out / "demo.png"
     plot_demo(runs, plan, plot)
     return DemoResult(plan, options, tuple(runs), plot)
 
 
-def _prefix(workload: Workload, whole: ReplayResult, budget_s: float) -> Workload:
-    """Return the requests that are over within the budget, by the virtual run."""
-    ends = {record.request_id: record.end_s for record in whole.records}
+def _prefix(workload: Workload, wholes: Iterable[ReplayResult], budget_s: float) -> Workload:
+    """Return the requests that are over within the budget on every tier, by the virtual runs."""
+    ends: dict[int, float] = {}
+    for whole in wholes:
+        for record in whole.records:
+            ends[record.request_id] = max(ends.get(record.request_id, 0.0), record.end_s)
     kept = prefix_within(workload.requests, ends, budget_s) or list(workload.requests[:1])
     return dataclasses.replace(workload, requests=tuple(kept))

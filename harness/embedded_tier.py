@@ -4,7 +4,8 @@
 ``cxlbench.harness.embedded_tier:build``. Keys of its configuration, all optional: ``device`` (a
 CXL-HM profile, default ``cxl-hm-prototype``), ``scale`` (default 64: a laptop's memory and disk),
 ``folder`` (backing files; without one the SSDs are RAM), ``capacity`` (full-size, such as
-``"64 GiB"``), ``block_bytes`` (for sizing Master's table), ``seed``.
+``"64 GiB"``), ``block_bytes`` (real bytes of the engine's blocks; the vLLM adapter fills it in),
+``seed``. The engine's bytes are real: at scale S its blocks stand for blocks S times as large.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ def build(config: Mapping[str, object], clock: Clock) -> EmbeddedTier:
         raise ValueError(f"unknown tier keys {sorted(unknown)}; known: {', '.join(sorted(KNOWN))}")
     folder = config.get("folder")
     capacity = str(config.get("capacity", "64 GiB"))
+    scale = float(str(config.get("scale", 64)))
     spec = RigSpec(
         device=load_as(CxlHmProfile, str(config.get("device", "cxl-hm-prototype"))),
-        block_bytes=int(str(config.get("block_bytes", 1 << 20))),
+        block_bytes=int(int(str(config.get("block_bytes", 1 << 18))) * scale),
         device_capacity_bytes=int(
             to_base(*parse_quantity(capacity, Dimension.SIZE), Dimension.SIZE)
         ),
         copy_engine=None,
-        scale=float(str(config.get("scale", 64))),
+        scale=scale,
         seed=int(str(config.get("seed", 0))),
     )
     return EmbeddedTier(

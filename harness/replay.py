@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cxlbench.emu.clock import Clock, Job, JobSet, VirtualClock, WallClock
+from cxlbench.devices.profile import scaled_bytes
+from cxlbench.emu.clock import Clock, JobSet, VirtualClock, WallClock
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.sync import Signal
 from cxlbench.harness.content import BlockContent
@@ -51,6 +52,12 @@ class ReplaySpec:
             raise ValueError(f"speed must be positive, got {self.speed}")
         if self.max_running < 1:
             raise ValueError(f"max_running must be at least 1, got {self.max_running}")
+        if self.gpu_blocks < 0:
+            raise ValueError(f"gpu_blocks must not be negative, got {self.gpu_blocks}")
+        if self.think_cap_s < 0:
+            raise ValueError(f"think_cap_s must not be negative, got {self.think_cap_s}")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,12 @@ def replay(
 ) -> ReplayResult:
     """Run ``workload``; real bytes (in ``folder``, else in RAM) in real time if ``wall``."""
     clock: Clock = WallClock() if wall else VirtualClock()
-    run = _Run(clock, workload, spec, folder=folder, faults=faults, progress=progress)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()  # a collection in mid-run would be lateness; nothing here needs cycles freed
     try:
         with clock:
+            run = _Run(clock, workload, spec, folder=folder, faults=faults, progress=progress)
             return clock.run(run.all())
     finally:
         if collecting:
@@ -113,7 +120,10 @@ class _Run:
         self.blocks = BlockLog()
         self.records: list[RequestRecord] = []
         self._turns: dict[int, int] = {}
+        self._serving = JobSet(clock)
         phantom = clock.kind == "virtual"
+        block_bytes = scaled_bytes(spec.rig.block_bytes, spec.rig.scale, what="a KV block")
+        content = BlockContent(block_bytes, phantom=phantom, seed=spec.rig.seed)
         self.rig = Rig(
             clock,
             spec.rig,
@@ -122,7 +132,6 @@ class _Run:
             faults=self.faults,
             on_block=self._note_block,
         )
-        content = BlockContent(self.rig.block_bytes, phantom=phantom, seed=spec.rig.seed)
         shape = spec.engine.shape
         space = Namespace(
             model=shape.name,
@@ -162,9 +171,8 @@ class _Run:
         clock = self.clock
         start_s = clock.now()
         try:
-            jobs = self._start(start_s)
-            for job in jobs:
-                await job
+            self._start(start_s)
+            await self._serving.join()
             end_s = clock.now()
             for worker in self.workers:
                 await worker.settle()
@@ -172,28 +180,26 @@ class _Run:
             await clock.sleep(0.01)  # one-way messages arrive
             held = self.rig.at_rest()
         finally:
+            await self._serving.cancel()
             await self.rig.close()
         fidelity = measure(clock, self.rig.pipes) if clock.kind == "wall" else None
         return ReplayResult(self._figures(end_s - start_s, held), tuple(self.records), fidelity)
 
-    def _start(self, start_s: float) -> list[Job[None]]:
+    def _start(self, start_s: float) -> None:
         route = _Router(len(self.workers), self.workload.has_sessions)
         if not self.spec.closed_loop:
-            return [self.clock.spawn(self._open_loop(start_s, route))]
+            self._serving.spawn(self._open_loop(start_s, route))
+            return
         ended: dict[int, Signal[None]] = {
             request.request_id: Signal(self.clock) for request in self.workload.requests
         }
-        return [
-            self.clock.spawn(self._closed(request, ended, start_s, route(request)))
-            for request in self.workload.requests
-        ]
+        for request in self.workload.requests:
+            self._serving.spawn(self._closed(request, ended, start_s, route(request)))
 
     async def _open_loop(self, start_s: float, route: _Router) -> None:
-        jobs = JobSet(self.clock)
         for request in self.workload.requests:
             await self.clock.sleep_until(start_s + request.arrival_s / self.spec.speed)
-            jobs.spawn(self._serve(request, route(request)))
-        await jobs.join()
+            self._serving.spawn(self._serve(request, route(request)))
 
     async def _closed(
         self, request: Request, ended: dict[int, Signal[None]], start_s: float, worker: int

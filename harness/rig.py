@@ -38,6 +38,7 @@ from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConne
 from cxlbench.hymcache.control import ControlPlane
 from cxlbench.hymcache.kv_manager import KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy
+from cxlbench.hymcache.slot_table import compile_kernels
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import Verify
@@ -96,7 +97,7 @@ class RigSpec:
 
 
 class Rig:
-    """The running system. Close it, or use it as an async context."""
+    """The running system. ``close`` it when done."""
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class Rig:
         self.pipes: list[Pipe] = []
         """Every pipe whose pacing the fidelity line reports."""
         self._stack = ExitStack()
+        compile_kernels()
         self.folder: Path | None = None
         if folder is not None and not phantom:
             self.folder = _run_folder(folder, self._stack)
@@ -216,6 +218,8 @@ class Rig:
             device = _built_in(self.clock, scale_profile(spec.device, spec.scale), site)
         else:
             device = spec.device(self.clock, site)
+        if isinstance(device, (CxlHm, CmmH)):
+            self._stack.callback(device.ssds.backing.close)  # if the rest cannot be built
         self.pipes.append(device.port)
         return device
 

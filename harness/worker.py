@@ -2,8 +2,8 @@
 
 GPU prefix cache → lookup of the unmatched prefix → load → prefill of what is missing → first token
 → decode; new blocks are copied out and stored beside it. Every block that the tier delivers is
-checked against what it must be. Blocks that the tier refused are offered again in later turns while
-the GPU still has them.
+checked against what it must be. Blocks that the tier refused or could not store are offered again
+in later turns, while the GPU still has them or when they were computed again.
 
 Units: s, blocks. Left out: chunked prefill and batching (see ``engine.py``).
 """
@@ -88,7 +88,8 @@ class Worker:
         self._keys_of = keys_of
         self._block_tokens = block_tokens
         self._computed = computed
-        self._refused: set[bytes] = set()
+        self._missing: set[bytes] = set()
+        """Blocks that the tier refused, or could not store."""
         self._storing = JobSet(clock)
 
     async def serve(self, request: Request) -> RequestRecord:
@@ -99,20 +100,20 @@ class Worker:
         try:
             keys = self._keys_of(request)
             reusable = keys[: request.reusable_blocks(self._block_tokens)]
-            seen = self._seen(request.block_ids[: len(reusable)])
             matched = self.cache.match(reusable)
-            found = loaded = 0
-            lookup_s = load_s = clock.now()
+            loaded = 0
+            storing = False
+            # Also with nothing left to look up: the tier learns which chain the stores belong to.
+            ticket = connector.submit_lookup(
+                request.request_id, reusable, self.content.nbytes, matched=matched
+            )
             try:
-                if matched < len(reusable):
-                    ticket = connector.submit_lookup(
-                        request.request_id, reusable, self.content.nbytes, matched=matched
-                    )
-                    found = (await ticket.done.wait()).leading_hits
-                    lookup_s = clock.now()
-                    if found:
-                        loaded = await self._load(request, reusable[matched : matched + found])
-                    load_s = clock.now()
+                found = (await ticket.done.wait()).leading_hits
+                seen = self._seen(request.block_ids[: len(reusable)])
+                lookup_s = clock.now()
+                if found:
+                    loaded = await self._load(request, reusable[matched : matched + found])
+                load_s = clock.now()
                 have = matched + loaded
                 tokens = max(1, request.input_tokens - have * self._block_tokens)
                 booking = self._gpu.reserve(tokens, cost_s=self.engine.prefill_s(tokens))
@@ -120,9 +121,10 @@ class Worker:
                 first_token_s = clock.real()
                 self.cache.use(keys)
                 self._computed.update(request.block_ids)
-                self._store(request, keys, have)
+                storing = self._store(request, keys, have)
             finally:
-                connector.release(request.request_id)
+                if not storing:
+                    connector.release(request.request_id)
             if request.output_tokens > 1:
                 await clock.sleep(self.engine.decode_s(request.output_tokens - 1))
         finally:
@@ -162,32 +164,42 @@ class Worker:
             self.content.recycle(buffer)
         return done.leading_hits
 
-    def _store(self, request: Request, keys: Sequence[bytes], have: int) -> None:
-        """Offer the new blocks, and those refused earlier, in the background; heads first."""
-        refused = self._refused
-        first = next((i for i, key in enumerate(keys[:have]) if key in refused), have)
+    def _store(self, request: Request, keys: Sequence[bytes], have: int) -> bool:
+        """Offer the new blocks, and those not stored earlier, in the background; heads first.
+
+        Returns whether there was something to offer: then the store releases the request.
+        """
+        missing = self._missing
+        first = next((i for i, key in enumerate(keys[:have]) if key in missing), have)
         offered = keys[first:]
         if offered:
             self._storing.spawn(self._run_store(request, offered))
+        return bool(offered)
 
     async def _run_store(self, request: Request, keys: Sequence[bytes]) -> None:
         buffers = []
-        for key in keys:
-            await self.clock.breathe()
-            buffers.append(self.content.make(key))
-        done = await self.connector.submit_store(request.request_id, keys, buffers).done.wait()
+        try:
+            for key in keys:
+                await self.clock.breathe()
+                buffers.append(self.content.make(key))
+            ticket = self.connector.submit_store(request.request_id, keys, buffers)
+        finally:
+            # Not before: the tier appends a chain to where the open request found its blocks.
+            self.connector.release(request.request_id)
+        done = await ticket.done.wait()
         for key, buffer, result in zip(keys, buffers, done.results, strict=True):
             self.content.recycle(buffer)
-            if result is KeyResult.NO_SPACE:
-                self.stores.skipped += 1
-                self._refused.add(key)
-            elif result in (KeyResult.STORED, KeyResult.EXISTS):
+            if result in (KeyResult.STORED, KeyResult.EXISTS):
                 self.stores.stored += result is KeyResult.STORED
-                if key in self._refused:
+                if key in self._missing:
                     self.stores.recovered += 1
-                    self._refused.discard(key)
+                    self._missing.discard(key)
             else:
-                self.stores.failed += 1
+                self._missing.add(key)
+                if result is KeyResult.NO_SPACE:
+                    self.stores.skipped += 1
+                else:
+                    self.stores.failed += 1
 
     async def settle(self) -> None:
         """Wait until all stores have ended."""

@@ -306,6 +306,9 @@ class HyMCacheConnector:
             await self._lookup.run(
                 request.request_id, request.reader, request.chain, request.matched, found
             )
+        elif request.chain:
+            # The engine has all of it: nothing to look up, but the chain is in use.
+            self.control.post(lambda: self.master.table.touch(request.chain))
         hits = found.blocks
         if hits:
             request.near = (hits[-1].node, hits[-1].device)

@@ -53,6 +53,7 @@ __all__ = [
     "SlotTable",
     "TableCorruptError",
     "TableFullError",
+    "compile_kernels",
     "UpdateResult",
     "pack_keys",
 ]
@@ -244,3 +245,17 @@ class SlotTable:
         kernels.audit(self._table, self._header, self.max_objects, out)
         code, slot, total, longest = out.tolist()
         return code, slot, total, longest
+
+
+def compile_kernels() -> None:
+    """Run every kernel once, so that no later call waits for the compiler (seconds when cold)."""
+    table = SlotTable(4)
+    keys = [bytes(KEY_BYTES)]
+    table.insert(keys, node=0, device=0, address=0, length=0, generation=0)
+    table.update_location(keys, node=0, device=0, address=0, length=1, generation=1)
+    table.set_state(keys, SlotState.WRITING, SlotState.READY)
+    table.find(keys)
+    table.lookup(keys)
+    table.touch(keys)
+    table.coldest(1)
+    table.remove(keys)

@@ -39,7 +39,7 @@ class HyMCacheConnector(VllmTierConnector):
 
     def attach_tier(self, tier_id: str, settings: Mapping[str, object]) -> EmbeddedTier:
         """Return this process's tier of that id, built on first use."""
-        inner = dict(settings)
+        inner = {"block_bytes": self.block_bytes, **settings}
         builder = find_builder(str(inner.pop("tier", DEFAULT_TIER)))
         return attach(tier_id, settings, lambda clock: builder(inner, clock))
 

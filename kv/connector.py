@@ -7,13 +7,19 @@ virtual clock and a tier without a server (TraCT) alike.
 
 The life of one request (HyMCache §4.3):
 
-1. ``submit_lookup`` with the keys of the *unmatched* prefix blocks, heads first. Ends with the
-   number of leading blocks that the tier will try to deliver. It may start prefetching.
-2. ``submit_load`` with buffers for some or all of those blocks, in order. Ends with one result per
-   key; a buffer whose result is not HIT holds garbage and must not be used.
-3. ``submit_store`` with blocks that the engine computed; any number of times, also without lookup.
-4. ``release`` in every case (finished, aborted, failed): gives back all that the request holds in
-   the tier. Tickets still open end, with CANCELLED for what was not done.
+1. ``submit_lookup``, once for a request id, with the keys of its *whole* prefix chain, heads first,
+   and how many of them the engine has already. Ends with the number of further leading blocks that
+   the tier will try to deliver. It may start prefetching.
+2. ``submit_load`` with buffers for some or all of those blocks, in order, when the lookup has ended
+   (earlier, or after ``release``, it raises ``ValueError``). Ends with one result per key; a buffer
+   whose result is not HIT holds garbage and must not be used.
+3. ``submit_store`` with blocks that the engine computed; any number of times, also without lookup,
+   also after ``release``: it holds nothing under the request's id once its ticket has ended.
+4. ``release`` in every case (finished, aborted, failed): gives back all that the lookup and the
+   loads of the request hold in the tier. Their tickets still open end, with CANCELLED for what was
+   not done; stores go on.
+
+A ticket's ``done`` tells which piece of work has ended; ``poll`` names only request and kind.
 
 Buffers belong to the tier from submit to completion, and to the engine otherwise. After ``release``
 the tier may still write into a load's buffer until that load's ticket has ended.

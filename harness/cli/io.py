@@ -2,9 +2,88 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
+from cxlbench.harness.cli.options import (
+    COUNT,
+    POSITIVE,
+    SIZE,
+    examples,
+    folder_option,
+    json_option,
+    scale_option,
+    seed_option,
+    set_option,
+)
+from cxlbench.harness.cli.output import Output
 
-@click.command()
-def io() -> None:
-    """Drive a device."""
+WALL_SCALE = 128
+PATTERNS = ("read", "write", "randread", "randwrite", "rw", "randrw")
+
+
+@click.command(
+    short_help="Drive a device directly, in fio's words.",
+    epilog=examples(
+        "cxlbench io --rw randread --bs 16m --iodepth 4 --prefetch 8 --size 8GiB",
+        "cxlbench io --device cmm-h-256g --rw randrw --rwmixread 70 --bs 1m --size 2GiB",
+        "cxlbench io --rw read --bs 16m --size 2GiB --wall --folder /mnt/nvme",
+    ),
+)
+@click.option(
+    "--device",
+    default="cxl-hm-prototype",
+    show_default=True,
+    help="Profile of a CXL-HM, a CMM-H or an expander, or a device of your own (module:function).",
+)
+@set_option
+@click.option(
+    "--rw",
+    type=click.Choice(PATTERNS),
+    default="read",
+    show_default=True,
+    help="Sequential or random reads, writes, or both.",
+)
+@click.option(
+    "--rwmixread",
+    type=click.IntRange(0, 100),
+    default=50,
+    show_default=True,
+    help="Percent of reads, for rw and randrw.",
+)
+@click.option("--bs", type=SIZE, default="16m", show_default=True, help="Bytes an operation.")
+@click.option("--iodepth", type=COUNT, default=1, show_default=True, help="In flight, a job.")
+@click.option("--numjobs", type=COUNT, default=1, show_default=True, help="Jobs side by side.")
+@click.option(
+    "--size", type=SIZE, default="1GiB", show_default=True, help="Range of each job, full size."
+)
+@click.option("--runtime", "runtime_s", type=POSITIVE, help="End after so many seconds.")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Objects staged ahead of the reads of each job.",
+)
+@click.option("--wall/--virtual", default=False, help="Real bytes in real time. [default: virtual]")
+@scale_option(f"[default: 1, with --wall {WALL_SCALE}]")
+@folder_option
+@seed_option
+@json_option
+def io(
+    device: str, overrides: dict[str, str], wall: bool, scale: float | None, **given: Any
+) -> None:
+    """Read and write objects on one device, without a tier above it."""
+    output = Output(as_json=given.pop("as_json"))
+    folder: Path | None = given["folder"]
+    if folder is not None and not wall:
+        raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")
+    from cxlbench.harness.cli.replay import load_device
+    from cxlbench.harness.io_bench import describe_io, run_io
+
+    profile = load_device(device, overrides)
+    found = run_io(profile, wall=wall, scale=scale or (WALL_SCALE if wall else 1), **given)
+    output.say(describe_io(found))
+    output.document(found)

@@ -137,3 +137,18 @@ def test_a_budget_is_never_exceeded_and_empty_at_rest(plan):
 
         assert clock.run(main()) == 0
         assert budget.peak <= budget.capacity
+
+
+def test_units_given_back_while_a_cancellation_is_on_its_way_go_to_the_next(clock):
+    async def main():
+        budget = Budget(clock, 10, name="b")
+        await budget.take(10)
+        cancelled, behind = clock.spawn(budget.take(10)), clock.spawn(budget.take(10))
+        await clock.sleep(1.0)
+        cancelled.cancel()
+        budget.give(10)  # the cancelled task has not run yet
+        await behind
+        await cancelled.ended()
+        return budget.used
+
+    assert clock.run(main()) == 10

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
+from types import ModuleType
 
 import click
 import pytest
@@ -248,3 +250,73 @@ def test_progress_goes_to_standard_error_in_plain_lines(cli, small_trace, monkey
     ran = cli("replay", small_trace, "--json")
     assert json.loads(ran.out)["correct"] is True
     assert "replaying requests: 9 of 9\n" in ran.err
+
+
+@dataclass
+class FakeDemo:
+    ok: bool
+
+    def text(self):
+        return "the whole report"
+
+    def to_json(self):
+        return {"tiers": [], "ok": self.ok, "plot": "demo.png"}
+
+
+@pytest.fixture
+def fake_demo(monkeypatch):
+    """Replace the demo itself; return the options that it is called with."""
+    asked = []
+
+    def run_demo(options, progress):
+        asked.append(options)
+        progress("a tier", 1, 2)
+        return FakeDemo(ok=options.seed != 13)
+
+    monkeypatch.setattr("cxlbench.harness.demo.run_demo", run_demo)
+    return asked
+
+
+def test_the_demo_prints_its_report_and_writes_its_result(cli, fake_demo, tmp_path):
+    ran = cli("demo", "--quick", "--out", tmp_path / "out", "--scale", "64")
+    assert (ran.code, ran.out) == (0, "the whole report\n")
+    assert fake_demo[0].quick
+    assert fake_demo[0].scale == 64
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["figures"] == {"tiers": [], "ok": True}
+    assert result["inputs"]["quick"] is True
+
+
+def test_the_demo_speaks_json(cli, fake_demo):
+    assert cli("demo", "--json").document["plot"] == "demo.png"
+
+
+def test_a_demo_with_wrong_data_exits_1(cli, fake_demo):
+    assert cli("demo", "--seed", "13").code == 1
+
+
+def test_io_hands_fios_words_to_the_bench(cli, monkeypatch):
+    asked = {}
+
+    def run_io(device, **options):
+        asked.update(options, device=device.name)
+        return {"bytes": 3}
+
+    fake = ModuleType("cxlbench.harness.io_bench")
+    fake.run_io = run_io
+    fake.describe_io = lambda found: f"moved {found['bytes']} bytes"
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    words = ("--rw", "randrw", "--rwmixread", "70", "--bs", "4k", "--iodepth", "8")
+    ran = cli("io", *words, "--size", "1g", "--prefetch", "2", "--set", "dram_capacity=8GiB")
+    assert (ran.code, ran.out) == (0, "moved 3 bytes\n")
+    assert asked["device"] == "cxl-hm-prototype"
+    assert (asked["rw"], asked["rwmixread"], asked["bs"]) == ("randrw", 70, 4096)
+    assert (asked["iodepth"], asked["size"], asked["prefetch"]) == (8, 1 << 30, 2)
+    assert (asked["wall"], asked["scale"], asked["runtime_s"]) == (False, 1, None)
+    assert cli("io", "--json").document == {"bytes": 3}
+
+
+def test_io_refuses_a_folder_in_virtual_time(cli):
+    ran = cli("io", "--folder", "files")
+    assert ran.code == 2
+    assert "--wall" in ran.err
