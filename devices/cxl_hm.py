@@ -76,6 +76,7 @@ class Staging:
         "footer",
         "frames",
         "holders",
+        "prefetches",
         "ready",
         "size_bytes",
     )
@@ -90,6 +91,7 @@ class Staging:
         self.extents: list[Extent] = []
         self.holders = 1
         self.demand = False
+        self.prefetches = 0
         self.ready: Signal[DeviceError | None] = Signal(clock)
 
 
@@ -202,7 +204,8 @@ class CxlHm:
         self._staged: dict[int, Staging] = {}
         self._held = 0
         self._demand = Budget(clock, profile.demand_outstanding, name=f"{name} demand misses")
-        self._frames_free: deque[Signal[None]] = deque()
+        self._prefetched_frames = 0
+        self._frames_free: Signal[None] = Signal(clock)
         self._buffered: OrderedDict[int, _Buffered] = OrderedDict()
         self._flush_queue: deque[_Buffered] = deque()
         self._flushing = 0
@@ -216,10 +219,27 @@ class CxlHm:
         self.on_lost: Callable[[int], None] = _ignore
         """Called with the address of an object that could not be flushed."""
 
+    def _check(self, address: int, size_bytes: int) -> None:
+        """Refuse what is no object: empty, off the page grid, or beyond the SSDs."""
+        extent = page_ceil(size_bytes) + page_ceil(self.trailer_bytes)
+        if size_bytes < 1 or address < 0 or address + extent > self.capacity_bytes:
+            raise DeviceError(
+                Status.BOUNDS,
+                f"{self.name}: {size_bytes} B at {address}, capacity is {self.capacity_bytes} B",
+            )
+        if address % PAGE_BYTES:
+            raise DeviceError(
+                Status.BOUNDS, f"{self.name}: address {address} is not on a {PAGE_BYTES} B page"
+            )
+
     # -- read side: issue, wait, release ------------------------------------------------------
 
     def chm_prefetch_object(self, address: int, size_bytes: int) -> Prefetch | None:
-        """Start staging; None if the depth or the frames before the reserve are used up."""
+        """Start staging; None if the depth or the frames before the reserve are used up.
+
+        Raises ``DeviceError`` (BOUNDS) if no object can be there.
+        """
+        self._check(address, size_bytes)
         if self._held >= self.prefetch_depth:
             self.counters.prefetch_refused += 1
             return None
@@ -227,16 +247,27 @@ class CxlHm:
             # Unflushed objects are read from the write buffer; there is nothing to stage.
             self._held += 1
             return Prefetch(address, size_bytes, None)
-        staging = self._staged.get(address)
+        staging = self._find_staged(address, size_bytes)
         if staging is not None:
+            if not staging.prefetches and not self._may_hold(len(staging.frames)):
+                self.counters.prefetch_refused += 1
+                return None
             staging.holders += 1
         else:
             staging = self._stage(address, size_bytes, keep_back=self._reserve_frames)
             if staging is None:
                 self.counters.prefetch_refused += 1
                 return None
+        if not staging.prefetches:
+            self._prefetched_frames += len(staging.frames)
+        staging.prefetches += 1
         self._held += 1
         return Prefetch(address, size_bytes, staging)
+
+    def _may_hold(self, frames: int) -> bool:
+        """Whether prefetches may hold so many frames more, the demand reserve left free."""
+        limit = self._staging.count - self._reserve_frames
+        return self._prefetched_frames + frames <= limit
 
     async def chm_prefetch_wait(self, request: PrefetchRequest) -> None:
         """Wait until the object is staged; raise ``DeviceError`` if the SSDs failed."""
@@ -253,17 +284,27 @@ class CxlHm:
             raise ValueError(f"{self.name}: a prefetch request is released twice")
         request.address = -1
         self._held -= 1
-        if request.staging is not None:
-            self._drop(request.staging)
+        staging = request.staging
+        if staging is not None:
+            staging.prefetches -= 1
+            if not staging.prefetches:
+                self._prefetched_frames -= len(staging.frames)
+            self._drop(staging)
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Pin the object where it is readable: buffered, staged, or staged now (demand miss)."""
         buffered = self._buffered.get(address)
         if buffered is not None and buffered.phase not in (_Phase.RESERVED, _Phase.RECEIVED):
+            if size_bytes != buffered.size_bytes:
+                raise DeviceError(
+                    Status.BOUNDS,
+                    f"{self.name}: {size_bytes} B asked of the {buffered.size_bytes} B at {address}",
+                )
             self.counters.reads_buffered += 1
             buffered.pins += 1
             return _View(self, buffered.extents, size_bytes, buffered=buffered)
-        staging = self._staged.get(address)
+        self._check(address, size_bytes)
+        staging = self._find_staged(address, size_bytes)
         if staging is not None:
             staging.holders += 1
             self.counters.reads_staged += 1
@@ -290,7 +331,7 @@ class CxlHm:
         await self._demand.take(1)
         try:
             while True:
-                staging = self._staged.get(address)
+                staging = self._find_staged(address, size_bytes)
                 if staging is not None:
                     staging.holders += 1
                     self._demand.give(1)
@@ -299,16 +340,7 @@ class CxlHm:
                 if staging is not None:
                     staging.demand = True
                     return staging
-                turn = Signal[None](self.clock)
-                self._frames_free.append(turn)
-                try:
-                    await turn.wait()
-                except BaseException:
-                    if turn.is_set():
-                        self._wake_for_frames()
-                    else:
-                        self._frames_free.remove(turn)
-                    raise
+                await self._frames_free.wait()
         except BaseException:
             self._demand.give(1)
             raise
@@ -336,19 +368,22 @@ class CxlHm:
         return staging
 
     async def _fill(self, staging: Staging) -> None:
-        error: DeviceError | None = None
+        error: DeviceError | None = DeviceError(
+            Status.FLUSHED, f"{self.name}: staging of {staging.address} was cut off"
+        )
         try:
             await self.ssds.read(staging.address, self.arena, staging.extents)
+            error = None
         except DeviceError as failed:
             error = failed
-            # Nobody may find the broken staging; a later read tries the SSDs again.
-            if self._staged.get(staging.address) is staging:
-                del self._staged[staging.address]
         finally:
+            if error is not None and self._staged.get(staging.address) is staging:
+                # Nobody may find the broken staging; a later read tries the SSDs again.
+                del self._staged[staging.address]
             if staging.demand:
                 staging.demand = False
                 self._demand.give(1)
-            staging.ready.set(error or None)
+            staging.ready.set(error)
             self._drop(staging)
 
     def _drop(self, staging: Staging) -> None:
@@ -363,15 +398,27 @@ class CxlHm:
         self._wake_for_frames()
 
     def _wake_for_frames(self) -> None:
-        if self._frames_free:
-            self._frames_free.popleft().set(None)
-        else:
-            self.on_frames_free()
+        """Let demand misses look for frames again, in their order; then prefetches."""
+        waited, self._frames_free = self._frames_free, Signal(self.clock)
+        waited.set(None)
+        self.on_frames_free()
+
+    def _find_staged(self, address: int, size_bytes: int) -> Staging | None:
+        staging = self._staged.get(address)
+        return staging if staging is not None and staging.size_bytes == size_bytes else None
+
+    def _forget_staged(self, address: int) -> None:
+        """Let nobody find what was staged of an object that is gone; its holders keep it."""
+        self._staged.pop(address, None)
 
     # -- write side: check-and-reserve, receive, commit, flush ----------------------------------
 
     def admit(self, address: int, size_bytes: int) -> bool:
-        """Reserve write-buffer space, or refuse at once."""
+        """Reserve write-buffer space, or refuse at once.
+
+        Raises ``DeviceError`` (BOUNDS) if no object can be there.
+        """
+        self._check(address, size_bytes)
         pool = self._write_buffer
         if address in self._buffered:
             raise ValueError(f"{self.name}: address {address} is already being written")
@@ -403,6 +450,10 @@ class CxlHm:
             raise DeviceError(
                 Status.BOUNDS, f"{self.name}: {payload.nbytes} B for {entry.size_bytes} reserved"
             )
+        if trailer is not None and len(trailer) > self.trailer_bytes:
+            raise DeviceError(
+                Status.BOUNDS, f"{self.name}: a trailer of {len(trailer)} B, not {self.trailer_bytes}"
+            )
         payload_extents = entry.extents[:-1] if entry.footer is not None else entry.extents
         self.arena.store(payload_extents, payload)
         if entry.footer is not None and trailer is not None:
@@ -415,6 +466,7 @@ class CxlHm:
         if entry is None or entry.phase is not _Phase.RECEIVED:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: nothing received at {address}")
         entry.phase = _Phase.COMMITTED
+        self._forget_staged(address)
         self._flush_queue.append(entry)
         if self._flusher is None:
             self._flusher = self._jobs.spawn(self._flush_forever(), name=f"{self.name} flush")
@@ -433,6 +485,10 @@ class CxlHm:
         if entry is not None and entry.phase is _Phase.COMMITTED:
             self._flush_queue.remove(entry)
             self._end_buffered(entry)
+        elif entry is not None and entry.phase is _Phase.FLUSHING:
+            # Its write goes on, and ends before that of whatever is stored here next.
+            del self._buffered[address]
+        self._forget_staged(address)
         self.ssds.backing.discard(address, page_ceil(size_bytes) + page_ceil(self.trailer_bytes))
 
     async def _flush_forever(self) -> None:
@@ -442,6 +498,7 @@ class CxlHm:
                 self._flush_wake = Signal(self.clock)
                 if self._idle is not None:
                     self._idle.set(None)
+                    self._idle = None
                 await self._flush_wake.wait()
                 continue
             self.counters.flush_batches += 1
@@ -468,7 +525,8 @@ class CxlHm:
         else:
             # What lies at the address now is not the object: its owner must forget it first.
             self.counters.lost += 1
-            self.on_lost(entry.address)
+            if self._buffered.get(entry.address) is entry:
+                self.on_lost(entry.address)
         self._end_buffered(entry)
 
     def _end_buffered(self, entry: _Buffered) -> None:
@@ -516,9 +574,9 @@ class CxlHm:
     async def quiesce(self) -> None:
         """Wait until everything committed is flushed."""
         while self._flush_queue or self._flushing:
-            self._idle = Signal(self.clock)
+            if self._idle is None or self._idle.is_set():
+                self._idle = Signal(self.clock)
             await self._idle.wait()
-        self._idle = None
 
     async def close(self) -> None:
         """Stop flushing (what is not flushed is lost) and release memory and files."""

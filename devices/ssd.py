@@ -56,13 +56,17 @@ class Ssd:
         cost = max(nbytes / self.profile.write_bandwidth, self._write_floor_s)
         self.written_bytes += nbytes
         booking = self.pipe.reserve(nbytes, priority=priority, cost_s=cost)
-        self._writes.append(booking)
+        self._writes = [*self._pending_writes(), booking]
         return booking
+
+    def _pending_writes(self) -> list[Reservation]:
+        now = self._clock.now()
+        return [write for write in self._writes if write.end_s > now]
 
     def _mixed(self) -> bool:
         """Whether a read booked now meets a write that is in service or goes before it."""
         now = self._clock.now()
-        self._writes = [write for write in self._writes if write.end_s > now]
+        self._writes = self._pending_writes()
         return any(write.priority == 0 or write.start_s <= now for write in self._writes)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
@@ -66,16 +67,17 @@ class FileBacking:
         self._files = [Path(file) for file in files]
         self._keep = keep
         self._descriptors: list[int] = []
+        self._mine: list[Path] = []
         rows = -(-size_bytes // (stripe_bytes * len(self._files)))
         try:
             for file in self._files:
-                self._descriptors.append(self._open(file, rows * stripe_bytes, preallocate))
+                self._open(file, rows * stripe_bytes, preallocate)
         except BaseException:
             self.close()
             raise
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="cxlbench-io")
 
-    def _open(self, file: Path, length: int, preallocate: bool) -> int:
+    def _open(self, file: Path, length: int, preallocate: bool) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             try:
@@ -86,16 +88,23 @@ class FileBacking:
                     raise
                 descriptor = os.open(file, flags, 0o600)  # tmpfs knows no direct I/O
                 self.direct = False
+            self._descriptors.append(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._mine.append(file)
             if preallocate:
                 os.posix_fallocate(descriptor, 0, length)
             else:
                 os.ftruncate(descriptor, length)
+        except BlockingIOError as error:
+            raise HostLimitError(
+                f"the backing file {file} belongs to another device that is running; give each "
+                "device a name or a folder of its own"
+            ) from error
         except OSError as error:
             raise HostLimitError(
                 f"cannot make the backing file {file} of {length / 2**20:.1f} MiB: "
                 f"{error.strerror}; choose another folder or a larger scale"
             ) from error
-        return descriptor
 
     def _plan(
         self, address: int, arena: Arena, extents: Sequence[Extent]
@@ -187,7 +196,7 @@ class FileBacking:
         while self._descriptors:
             os.close(self._descriptors.pop())
         if not self._keep:
-            for file in self._files:
+            for file in self._mine:
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
 

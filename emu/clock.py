@@ -18,14 +18,18 @@ Left out: executors and sockets under the virtual clock (their completion has no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import os
 import select
 import selectors
+import signal
+import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar
+from types import FrameType
 from typing import Any, Literal, Self, TypeVar
 
 T = TypeVar("T")
@@ -35,6 +39,9 @@ SPIN_S = 120e-6
 
 POLL_EVERY = 16
 """Busy loop turns between two looks at the file descriptors."""
+
+FD_SETSIZE = 1024
+"""Descriptors from here on cannot be waited for by ``select``."""
 
 _logical: ContextVar[float] = ContextVar("cxlbench_logical_time")
 
@@ -159,7 +166,8 @@ class _WallLoop(_TimerLoop, asyncio.SelectorEventLoop):
         self.callbacks = 0
         self._heap = []
         fileno = getattr(self._selector, "fileno", None)  # type: ignore[attr-defined]
-        self._wait_fd: int | None = fileno() if fileno is not None else None
+        descriptor = fileno() if fileno is not None else FD_SETSIZE
+        self._wait_fd: int | None = descriptor if descriptor < FD_SETSIZE else None
 
     def time(self) -> float:
         return time.monotonic() - self._origin
@@ -280,16 +288,26 @@ class Clock:
     # -- running ----------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end and return its result. Tasks that it left are cancelled."""
+        """Run ``work`` to its end and return its result. Tasks that it left are cancelled.
+
+        Ctrl-C ends ``work`` by cancellation, so that it can close what it opened, and then raises
+        ``KeyboardInterrupt``; a second one raises it at once.
+        """
         loop = self._loop
         self._main = task = loop.create_task(work)
         self._crash = None
         try:
-            return loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            if self._crash is not None:
-                raise self._crash from None
+            with self._interruptible():
+                result = loop.run_until_complete(task)
+        except BaseException as error:
+            # What the cancelled work raised while it cleaned up is a consequence of the crash.
+            if self._crash is not None and error is not self._crash:
+                raise self._crash from error
             raise
+        else:
+            if self._crash is not None:
+                raise self._crash
+            return result
         finally:
             self._main = None
             left = asyncio.all_tasks(loop)
@@ -297,6 +315,26 @@ class Clock:
                 other.cancel()
             if left:
                 loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Turn Ctrl-C into ``fail``, where it would raise in whatever task happens to run."""
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not default or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._crash is not None:
+                raise KeyboardInterrupt
+            self.fail(KeyboardInterrupt())
+            self._loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def fail(self, error: BaseException) -> None:
         """End ``run`` with ``error``: a task that nobody awaits has crashed."""
@@ -406,6 +444,9 @@ class Job(Awaitable[T]):
         self.task: asyncio.Task[T] = asyncio.Task(
             self._run(work) if clock.kind == "wall" else work, loop=clock._loop, name=name
         )
+        if clock.kind == "wall":
+            # A task that is cancelled before its first step never gets to its work.
+            self.task.add_done_callback(lambda _: work.close())
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -477,9 +518,9 @@ def _describe_waiting(loop: asyncio.AbstractEventLoop) -> str:
     if not tasks:
         return "no task is left"
     names = []
-    for task in tasks[:5]:
+    for task in tasks:
         frame = task.get_stack(limit=1)
         where = f"{frame[0].f_code.co_qualname}:{frame[0].f_lineno}" if frame else "?"
         names.append(f"{task.get_name()} at {where}")
     more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
-    return f"{len(tasks)} tasks wait for each other: {', '.join(sorted(names))}{more}"
+    return f"{len(tasks)} tasks wait for each other: {', '.join(sorted(names)[:5])}{more}"

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import Buffer, Bytes, Digest
@@ -189,16 +191,23 @@ class QueuePair:
         try:
             bookings = [pipe.reserve(extent) for pipe in (view.port, *self.path)]
             await view.arrived()
-            view.copy_into(payload, trailer, digest)
+            if fault is not None and fault.kind == "corrupt":
+                # On the wire, so before the reader sees the bytes: its digest must notice.
+                view.copy_into(payload, trailer, None)
+                fault.corrupt(payload)
+                if digest is not None and isinstance(payload, np.ndarray):
+                    digest(payload)
+            else:
+                view.copy_into(payload, trailer, digest)
             await finished(clock, *view.bookings, *bookings, latency_s=self.latency_s)
+        except DeviceError as error:
+            return await self._refused(error.status)
         finally:
             view.close()
         if region.revoked:
             return Completion(Status.REVOKED, 0, clock.now())
         if not self.up:
             return Completion(Status.LINK_DOWN, 0, clock.now())
-        if fault is not None and fault.kind == "corrupt":
-            fault.corrupt(payload)
         return Completion(Status.OK, extent, clock.now())
 
     async def write(

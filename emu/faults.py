@@ -20,6 +20,7 @@ seeded by the plan's seed and the rule's place. ``where`` restricts a rule to na
 
 from __future__ import annotations
 
+import math
 import random
 import tomllib
 from dataclasses import dataclass, field
@@ -38,6 +39,18 @@ POINTS: dict[str, tuple[str, ...]] = {
     "fabric.write": ("down", "delay"),
     "control": ("down", "delay"),
 }
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "point": (str,),
+    "kind": (str,),
+    "probability": (int, float),
+    "skip": (int,),
+    "limit": (int, type(None)),
+    "delay_s": (int, float),
+    "where": (str,),
+}
+_WORDS = {str: "a text", int: "a whole number", float: "a number", type(None): "nothing"}
 
 
 class FaultPlanError(ValueError):
@@ -74,6 +87,11 @@ class FaultRule:
     where: str = ""
 
     def __post_init__(self) -> None:
+        for name, kinds in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                wanted = " or ".join(_WORDS[kind] for kind in kinds)
+                raise FaultPlanError(f"{name} must be {wanted}, got {value!r}")
         if self.point not in POINTS:
             raise FaultPlanError(f"unknown point {self.point!r}; points are {', '.join(POINTS)}")
         if self.kind not in POINTS[self.point]:
@@ -87,8 +105,10 @@ class FaultRule:
             raise FaultPlanError(
                 f"skip and limit must not be negative, got {self.skip}, {self.limit}"
             )
-        if self.delay_s < 0 or (self.kind == "delay" and self.delay_s == 0):
-            raise FaultPlanError(f"{self.kind} needs a delay_s above zero, got {self.delay_s}")
+        if self.kind == "delay" and self.delay_s == 0:
+            raise FaultPlanError("delay needs a delay_s above zero")
+        if not 0 <= self.delay_s < math.inf:
+            raise FaultPlanError(f"delay_s must be zero or more and finite, got {self.delay_s}")
 
 
 @dataclass(slots=True)
@@ -138,6 +158,8 @@ class FaultPlan:
         seed, tables = data.get("seed", 0), data.get("fault", [])
         if not isinstance(seed, int) or not isinstance(tables, list):
             raise FaultPlanError(f"{source}: seed must be a whole number, fault a list of tables")
+        if not all(isinstance(table, dict) for table in tables):
+            raise FaultPlanError(f"{source}: each fault must be a table with a rule's fields")
         rules = []
         for number, table in enumerate(tables, 1):
             unknown = set(table) - set(FaultRule.__dataclass_fields__)
@@ -153,7 +175,7 @@ class FaultPlan:
                 )
             try:
                 rules.append(FaultRule(**table))
-            except (FaultPlanError, TypeError) as error:
+            except FaultPlanError as error:
                 raise FaultPlanError(f"{source}: fault {number}: {error}") from error
         return cls(tuple(rules), seed)
 

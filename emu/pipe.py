@@ -67,6 +67,7 @@ class Pipe:
         self.log = PipeLog() if clock.kind == "wall" else None
         self._queue: deque[Reservation] = deque()
         self._free_s = 0.0
+        self._served_s = 0.0
 
     def reserve(
         self, nbytes: int, *, priority: int = 0, cost_s: float | None = None
@@ -82,7 +83,7 @@ class Pipe:
         self.busy_s += cost
         queue = self._queue
         while queue and queue[0].end_s <= now:
-            queue.popleft()
+            self._served_s = queue.popleft().end_s
         if not queue:
             booking.start_s = now if now > self._free_s else self._free_s
             booking.end_s = self._free_s = booking.start_s + cost
@@ -111,7 +112,8 @@ class Pipe:
         place = len(queue)
         while place and queue[place - 1].priority > booking.priority:
             place -= 1
-        start = queue[place - 1].end_s if place else now
+        # A task of the wall clock may be behind one that found earlier transfers finished.
+        start = queue[place - 1].end_s if place else max(now, self._served_s)
         head = queue[0]
         if place == 0 and head.start_s < now:
             # The one in service is cut at a chunk boundary; it keeps what it has moved.

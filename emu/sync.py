@@ -81,14 +81,14 @@ class Budget:
 
     def try_take(self, units: int) -> bool:
         """Take ``units`` if they are free and nobody waits before us."""
-        if self._waiting or units > self.capacity - self.used:
+        if self._waiting or not 0 <= units <= self.capacity - self.used:
             return False
         self._grant(units)
         return True
 
     async def take(self, units: int) -> None:
         """Wait until ``units`` are free, and take them."""
-        if units > self.capacity:
+        if not 0 <= units <= self.capacity:
             raise ValueError(f"{self.name}: {units} asked, capacity is {self.capacity}")
         if self.try_take(units):
             return
@@ -106,7 +106,7 @@ class Budget:
 
     def give(self, units: int) -> None:
         """Give ``units`` back and serve those who wait."""
-        if units > self.used:
+        if not 0 <= units <= self.used:
             raise ValueError(f"{self.name}: {units} given back, only {self.used} are out")
         self.used -= units
         self._serve()

@@ -30,6 +30,9 @@ from cxlbench.harness.worker import RequestRecord, Worker
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.identity import Namespace, trace_keys
 
+MESSAGES_S = 0.01
+"""Long enough for one-way messages to arrive, and for no deadline to hide what was not returned."""
+
 Progress = Callable[[int, int], None]
 """Called with requests done and requests in all."""
 
@@ -177,13 +180,22 @@ class _Run:
             for worker in self.workers:
                 await worker.settle()
             await self.rig.quiesce()
-            await clock.sleep(0.01)  # one-way messages arrive
-            held = self.rig.at_rest()
+            held = await self._held()
         finally:
             await self._serving.cancel()
             await self.rig.close()
         fidelity = measure(clock, self.rig.pipes) if clock.kind == "wall" else None
         return ReplayResult(self._figures(end_s - start_s, held), tuple(self.records), fidelity)
+
+    async def _held(self) -> dict[str, int]:
+        """Return what is held after messages, and I/O that faults delay, have had their time."""
+        await self.clock.sleep(MESSAGES_S)
+        held = self.rig.at_rest()
+        patience_s = sum(rule.delay_s for rule in self.faults.rules)
+        if held and patience_s:
+            await self.clock.sleep(patience_s)
+            held = self.rig.at_rest()
+        return held
 
     def _start(self, start_s: float) -> None:
         route = _Router(len(self.workers), self.workload.has_sessions)

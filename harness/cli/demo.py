@@ -62,7 +62,7 @@ def demo(
     the timing.
     """
     from cxlbench.harness.demo import DemoOptions, run_demo
-    from cxlbench.harness.results import RunNotes, write_run
+    from cxlbench.harness.results import write_run
 
     output = Output(as_json=as_json)
     options = DemoOptions(
@@ -85,7 +85,9 @@ def demo(
         "scale": scale,
         "quick": quick,
     }
-    write_run(out, name="demo", inputs=inputs, figures=figures, notes=RunNotes(paths={"out": out}))
+    write_run(
+        out, name="demo", inputs=inputs, figures=figures, notes=output.run_notes({"out": out})
+    )
     output.say(result.text())
     output.document(document)
     if not result.ok:

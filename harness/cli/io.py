@@ -19,8 +19,8 @@ from cxlbench.harness.cli.options import (
     set_option,
 )
 from cxlbench.harness.cli.output import Output
+from cxlbench.harness.cli.replay_run import WALL_SCALE, load_device
 
-WALL_SCALE = 128
 PATTERNS = ("read", "write", "randread", "randwrite", "rw", "randrw")
 
 
@@ -80,7 +80,6 @@ def io(
     folder: Path | None = given["folder"]
     if folder is not None and not wall:
         raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")
-    from cxlbench.harness.cli.replay import load_device
     from cxlbench.harness.io_bench import describe_io, run_io
 
     profile = load_device(device, overrides)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cxlbench.harness.progress import Progress
+
+if TYPE_CHECKING:
+    from cxlbench.harness.results import RunNotes
 
 
 class Output:
@@ -15,6 +21,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._began_s = time.monotonic()
 
     def say(self, text: str = "") -> None:
         """Print a part of the report for people."""
@@ -35,3 +42,9 @@ class Output:
     def progress(self) -> Progress:
         """Return what shows progress."""
         return Progress(sys.stderr)
+
+    def run_notes(self, paths: Mapping[str, Path]) -> RunNotes:
+        """Return what ``run.json`` says of this command: its words, its paths, its duration."""
+        from cxlbench.harness.results import RunNotes
+
+        return RunNotes(sys.argv, paths, time.monotonic() - self._began_s)

@@ -1,14 +1,14 @@
-"""``cxlbench replay``: a trace on a tier, in virtual time or on real bytes."""
+"""``cxlbench replay``: a trace on a tier, in virtual time or on real bytes.
+
+The command and its options; what it does is in ``replay_run.py``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from cxlbench.harness.cli.group import TIMING_NOT_KEPT, WRONG_DATA
 from cxlbench.harness.cli.options import (
     COUNT,
     FILE,
@@ -23,56 +23,7 @@ from cxlbench.harness.cli.options import (
     set_option,
 )
 from cxlbench.harness.cli.output import Output
-
-if TYPE_CHECKING:
-    from cxlbench.emu.faults import FaultPlan
-    from cxlbench.harness.replay import ReplayResult, ReplaySpec
-    from cxlbench.harness.requests import Workload
-
-GIB = 1 << 30
-WALL_SCALE = 128
-GPU_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory that engines use by default; what the weights leave is KV space."""
-
-CAPACITIES = tuple(size * GIB for size in (16, 64, 256, 1024, 4096))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the user asked for; see the options of the command."""
-
-    trace: Path
-    device: str
-    overrides: dict[str, str]
-    model: str
-    accelerator: str
-    workers: int
-    nodes: int
-    devices: int
-    capacity: int | None
-    prefetch: bool
-    gpu_blocks: int | None
-    gpu_kv: int | None
-    block_tokens: int | None
-    limit: int | None
-    sessions: int | None
-    closed_loop: bool
-    think_cap_s: float
-    speed: float
-    wall: bool
-    folder: Path | None
-    scale: float | None
-    verify: str
-    faults: Path | None
-    unchecked: bool
-    statistics: bool
-    mode: str
-    at: tuple[int, ...]
-    policy: str
-    order: str
-    out: Path | None
-    seed: int
-    as_json: bool
+from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, replay_trace
 
 
 @click.command(
@@ -185,9 +136,9 @@ def replay(open_loop: bool, **given: Any) -> None:
     output = Output(as_json=options.as_json)
     _refuse_contradictions(options)
     if options.statistics:
-        _statistics(options, output)
+        count_reuse(options, output)
     else:
-        _replay(options, output)
+        replay_trace(options, output)
 
 
 def _refuse_contradictions(options: Options) -> None:
@@ -202,269 +153,3 @@ def _refuse_contradictions(options: Options) -> None:
         raise click.UsageError("--at is a cache size for --statistics")
     if options.folder is not None and not options.wall:
         raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")
-
-
-def _read(options: Options, output: Output, mode: str) -> Workload:
-    from cxlbench.harness.requests import Mode
-    from cxlbench.harness.traces import read_trace
-
-    with output.progress() as progress:
-        return read_trace(
-            options.trace,
-            mode=Mode(mode),
-            block_tokens=options.block_tokens,
-            limit=options.limit,
-            sessions=options.sessions,
-            progress=lambda done, total: progress("reading the trace, bytes", done, total),
-        )
-
-
-# -- statistics ------------------------------------------------------------------------------------
-
-
-def _statistics(options: Options, output: Output) -> None:
-    from cxlbench.harness.results import write_run
-    from cxlbench.harness.tables import listing, percent, size, table
-    from cxlbench.harness.trace_statistics import Order, trace_statistics
-    from cxlbench.kv.geometry import model_shape
-
-    mode = options.mode or "as-recorded"
-    workload = _read(options, output, mode)
-    found = trace_statistics(
-        workload,
-        options.at or CAPACITIES,
-        bytes_per_token=model_shape(options.model).kv_bytes_per_token(),
-        policy=options.policy,
-        order=Order(options.order),
-    )
-    output.say(
-        listing(
-            [
-                ("trace", f"{found.name}, {mode}"),
-                ("requests", f"{found.counts.requests:,}"),
-                ("references", f"{found.counts.references:,} of {found.counts.distinct:,} blocks"),
-                ("seen before", percent(found.counts.hit_share)),
-                ("a block", f"{workload.block_tokens} tokens, {size(found.block_bytes)}"),
-                ("all blocks", size(found.footprint_bytes)),
-                (
-                    "prompt tokens",
-                    f"p50 {found.input_tokens_p50:,}, p90 {found.input_tokens_p90:,}, "
-                    f"longest {found.input_tokens_max:,}",
-                ),
-            ]
-        )
-    )
-    output.say()
-    output.say(
-        table(
-            ("cache", "blocks", f"{found.policy} hits %"),
-            [
-                (size(at.capacity_bytes), f"{at.capacity_blocks:,}", f"{at.hit_share * 100:.1f}")
-                for at in found.capacities
-            ],
-        )
-    )
-    if options.out is not None:
-        inputs = {**_trace_inputs(options), "mode": mode, "model": options.model}
-        write_run(options.out, name="trace statistics", inputs=inputs, figures=found)
-    output.document(found)
-
-
-# -- replay ----------------------------------------------------------------------------------------
-
-
-def _replay(options: Options, output: Output) -> None:
-    from cxlbench.emu.faults import FaultPlan
-    from cxlbench.harness.replay import replay as run
-
-    faults = FaultPlan.load(options.faults) if options.faults else FaultPlan.none()
-    workload = _read(options, output, "whole-blocks")
-    workload.require_ids("a replay")
-    if options.closed_loop:
-        workload.require_sessions("a closed loop")
-    spec = _spec(options, workload.block_tokens)
-    if options.wall and options.folder is not None:
-        _check_host(options, spec, output)
-    inputs = _inputs(options, workload, spec, faults)
-    with output.progress() as progress:
-        result = run(
-            workload,
-            spec,
-            wall=options.wall,
-            folder=options.folder,
-            faults=faults,
-            progress=lambda done, total: progress("replaying requests", done, total),
-        )
-    _report(options, output, workload, spec, inputs, result)
-    if not result.correct:
-        figures = result.figures
-        held = ", ".join(f"{count} {name}" for name, count in figures.held_at_rest.items())
-        output.note(
-            f"WRONG: {figures.wrong_blocks} wrong blocks were delivered; "
-            f"still held at the end: {held or 'nothing'}"
-        )
-        raise click.exceptions.Exit(WRONG_DATA)
-    if result.fidelity is not None and not result.fidelity.trusted:
-        raise click.exceptions.Exit(TIMING_NOT_KEPT)
-
-
-def _spec(options: Options, block_tokens: int) -> ReplaySpec:
-    from cxlbench.devices.profile import AcceleratorProfile, load_as
-    from cxlbench.harness.engine import EngineModel
-    from cxlbench.harness.replay import ReplaySpec
-    from cxlbench.harness.rig import RigSpec
-    from cxlbench.kv.footer import Verify
-    from cxlbench.kv.geometry import model_shape
-
-    shape = model_shape(options.model)
-    accelerator = load_as(AcceleratorProfile, options.accelerator)
-    block_bytes = shape.block_bytes(block_tokens)
-    gpu_blocks = options.gpu_blocks
-    if gpu_blocks is None:
-        room = options.gpu_kv
-        if room is None:
-            weights = shape.parameters * shape.dtype_bytes
-            room = max(0, int(accelerator.memory_capacity * GPU_MEMORY_SHARE) - weights)
-        gpu_blocks = room // block_bytes
-    return ReplaySpec(
-        rig=RigSpec(
-            device=load_device(options.device, options.overrides),
-            block_bytes=block_bytes,
-            nodes=options.nodes,
-            devices_per_node=options.devices,
-            device_capacity_bytes=options.capacity,
-            workers=options.workers,
-            prefetch=options.prefetch,
-            verify=Verify(options.verify),
-            scale=options.scale or (WALL_SCALE if options.wall else 1),
-            seed=options.seed,
-        ),
-        engine=EngineModel(shape, accelerator),
-        gpu_blocks=gpu_blocks,
-        closed_loop=options.closed_loop,
-        think_cap_s=options.think_cap_s,
-        speed=options.speed,
-    )
-
-
-def load_device(name: str, overrides: dict[str, str]) -> Any:
-    """Return the profile of a device that a tier can be made of; refuse other kinds.
-
-    ``module:function`` names a device of the user's own (docs/devices.md).
-    """
-    if ":" in name:
-        from cxlbench.harness.user_objects import load_callable
-
-        if overrides:
-            raise click.BadParameter(
-                f"{name!r} is not a profile: there is nothing to set", param_hint="--set"
-            )
-        return load_callable(name, what="device")
-    from cxlbench.devices.profile import (
-        CmmHProfile,
-        CxlHmProfile,
-        ExpanderProfile,
-        list_profiles,
-        load_profile,
-    )
-
-    kinds = (CxlHmProfile, CmmHProfile, ExpanderProfile)
-    profile = load_profile(name, overrides=overrides)
-    if not isinstance(profile, kinds):
-        names = [kind.kind for kind in kinds]
-        usable = ", ".join(one.name for one in list_profiles() if one.kind in names)
-        raise click.BadParameter(
-            f"{name!r} is a {profile.kind}, a tier is made of {', '.join(names)}: {usable}",
-            param_hint="--device",
-        )
-    return profile
-
-
-def _check_host(options: Options, spec: ReplaySpec, output: Output) -> None:
-    from cxlbench.devices.profile import CmmHProfile, CxlHmProfile
-    from cxlbench.harness.calibrate import check_host_feeds, check_room
-
-    device, folder, scale = spec.rig.device, options.folder, spec.rig.scale
-    if folder is None or not isinstance(device, CxlHmProfile | CmmHProfile):
-        return
-    count = spec.rig.nodes * spec.rig.devices_per_node
-    capacity = spec.rig.device_capacity_bytes or device.capacity
-    check_room([capacity] * count, folder, scale=scale)
-    if options.unchecked:
-        return
-    if check_host_feeds(device, scale, folder, devices=count) is None:
-        output.note(f"{folder} is not calibrated: cxlbench calibrate --folder {folder}")
-
-
-def _trace_inputs(options: Options) -> dict[str, Any]:
-    import hashlib
-
-    with options.trace.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {
-        "trace": options.trace.name,
-        "trace_sha256": digest,
-        "block_tokens": options.block_tokens,
-        "limit": options.limit,
-        "sessions": options.sessions,
-    }
-
-
-def _inputs(
-    options: Options, workload: Workload, spec: ReplaySpec, faults: FaultPlan
-) -> dict[str, Any]:
-    from cxlbench.harness.results import to_json, without
-
-    return {
-        **_trace_inputs(options),
-        "block_tokens": workload.block_tokens,
-        "requests": len(workload.requests),
-        "clock": "wall" if options.wall else "virtual",
-        "seed": options.seed,
-        "scale": spec.rig.scale,
-        "overrides": options.overrides,
-        "backing": "files" if options.wall and options.folder else "memory",
-        "spec": without(to_json(spec), "provenance"),
-        "faults": {"rules": faults.rules, "seed": faults.seed} if options.faults else None,
-    }
-
-
-def _report(
-    options: Options,
-    output: Output,
-    workload: Workload,
-    spec: ReplaySpec,
-    inputs: dict[str, Any],
-    result: ReplayResult,
-) -> None:
-    from cxlbench.harness.results import RunNotes, write_run
-    from cxlbench.harness.tables import size, totals_listing, turn_table
-
-    rig, figures = spec.rig, result.figures
-    how = f"real time, real bytes at scale {rig.scale:g}" if options.wall else "virtual time"
-    at_scale = "" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}"
-    output.say(
-        f"{workload.name} on {rig.nodes * rig.devices_per_node} x {options.device}: "
-        f"{rig.workers} workers, blocks of {workload.block_tokens} tokens "
-        f"({size(rig.block_bytes)}), GPU cache of {spec.gpu_blocks:,} blocks; {how}{at_scale}"
-    )
-    output.say()
-    output.say(turn_table(figures.turns))
-    output.say()
-    output.say(totals_listing(figures))
-    measured = {"figures": figures, "fidelity": result.fidelity, "correct": result.correct}
-    paths = {"trace": options.trace}
-    if options.folder is not None:
-        paths["folder"] = options.folder
-    folder = write_run(
-        options.out or Path("results/replay"),
-        name="replay",
-        inputs=inputs,
-        figures=measured,
-        notes=RunNotes(paths=paths),
-    )
-    if result.fidelity is not None:
-        output.say()
-        output.say(result.fidelity.line())
-    output.say(f"results: {folder}")
-    output.document({"inputs": inputs, **measured, "folder": folder})

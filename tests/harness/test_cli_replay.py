@@ -63,6 +63,7 @@ def test_results_are_written_and_the_same_for_the_same_seed(cli, small_trace, tm
     run = json.loads((tmp_path / "a" / "run.json").read_text())
     assert run["host"]["cores"] >= 1
     assert run["paths"]["trace"] == str(small_trace)
+    assert run["duration_s"] > 0
 
 
 def test_the_result_does_not_depend_on_pythonhashseed(small_trace, tmp_path):

@@ -5,6 +5,7 @@ Each test is named for its kind of failure, and for the behaviour that rules out
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -269,7 +270,7 @@ def test_W10_concurrent_writers_never_get_overlapping_space(make_rig: MakeRig) -
                 if r.stored is None
             ]
             spans.sort()
-            assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
             live[len(live)] = len(spans)
             return answers
 

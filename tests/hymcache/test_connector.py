@@ -223,7 +223,7 @@ def test_calls_that_make_no_sense_are_refused_and_hold_nothing(make_rig: MakeRig
     async def test() -> None:
         keys, connector = chain(3), rig.connector
         buffers = [rig.empty() for _ in keys]
-        with pytest.raises(ValueError, match="matched must be within 0..3, got 4"):
+        with pytest.raises(ValueError, match=r"matched must be within 0\.\.3, got 4"):
             connector.submit_lookup(1, keys, rig.size, matched=4)
         with pytest.raises(ValueError, match="got 0 B"):
             connector.submit_lookup(1, keys, 0)

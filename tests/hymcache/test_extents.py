@@ -82,7 +82,8 @@ def test_an_extent_that_was_never_written_is_taken_back_without_loss() -> None:
     assert made.free_bytes(2 * PAGE) == SEGMENT
     kept = made.allocate(2 * PAGE)
     refused = made.allocate(2 * PAGE)
-    assert kept is not None and refused is not None
+    assert kept is not None
+    assert refused is not None
     made.take_back(refused)
     assert made.dead_bytes == 0
     assert made.allocate(2 * PAGE) == refused
@@ -91,7 +92,8 @@ def test_an_extent_that_was_never_written_is_taken_back_without_loss() -> None:
 def test_an_extent_that_others_follow_cannot_be_appended_again() -> None:
     made = allocator(1)
     first, second = made.allocate(2 * PAGE), made.allocate(2 * PAGE)
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     made.take_back(first)
     assert made.dead_bytes == 2 * PAGE
     assert made.allocate(2 * PAGE) == second + 2 * PAGE
@@ -101,7 +103,8 @@ def test_an_extent_of_a_closed_segment_is_not_appended_again() -> None:
     made = allocator(2)
     closed = [made.allocate(4 * PAGE) for _ in range(2)]
     opened = made.allocate(4 * PAGE)
-    assert closed[1] is not None and opened is not None
+    assert closed[1] is not None
+    assert opened is not None
     made.take_back(closed[1])
     assert made.free_bytes(4 * PAGE) == 4 * PAGE
     assert made.allocate(4 * PAGE) == opened + 4 * PAGE
@@ -194,7 +197,8 @@ def test_extents_never_overlap_and_no_byte_is_lost(steps: list[tuple[str, int]])
             if address is None:
                 continue
             assert made.free_bytes(extent) == promised - extent
-            assert 0 <= address and address + extent <= 6 * SEGMENT
+            assert address >= 0
+            assert address + extent <= 6 * SEGMENT
             for other, length in live.items():
                 assert address + extent <= other or other + length <= address
             # Append-only: a page is not written twice before all of its segment was free.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ async def put(rig: Rig, keys: Sequence[bytes], size: int = SIZE) -> list[Grant]:
     for grant in got:
         assert await write(rig, grant, size) is Status.OK
     assert set(rig.node.commit([grant.token for grant in got])) == {KeyResult.STORED}
-    assert all([publish(rig.node, grant) for grant in got])
+    assert all(publish(rig.node, grant) for grant in got)
     return got
 
 
@@ -231,7 +232,7 @@ def test_objects_of_several_sizes_share_a_device_in_segments_of_their_own(
                 keys = chain(3, number * 1000 + size)
                 got += [(grant, size) for grant in await put(rig, keys, size)]
         spans = sorted((grant.address, grant.address + size + PAGE_BYTES) for grant, size in got)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         for grant, size in got:
             assert grant.address % PAGE_BYTES == 0
             assert rig.node.index[grant.key].size_bytes == size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -320,7 +321,7 @@ class NodeMachine(RuleBasedStateMachine):
     def every_extent_is_somebodys_and_none_overlap(self) -> None:
         present = self.present()
         spans = sorted((w.grant.address, w.grant.address + w.size + PAGE_BYTES) for w in present)
-        assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
         assert sum(a.live_extents for a in self.node.allocators) == len(present)
         for number, device in enumerate(self.devices):
             base = self.node.bases[number]
@@ -423,18 +424,21 @@ class IndexesAtCommit(KvManager):
         return answers
 
 
+def pretend_received(node: KvManager, tokens: Sequence[int]) -> None:
+    """Let the devices believe that the bytes of these reservations have arrived."""
+    for token in tokens:
+        reservation = node._reservations.get(token)
+        if reservation is not None and reservation.stored is None:
+            grant = reservation.grant
+            local = grant.address - node.bases[grant.device]
+            node.devices[grant.device].receive(local, PhantomBuffer(reservation.size_bytes), None)
+
+
 class CommitsWhatWasNotWritten(KvManager):
     """Takes the writer's word that the bytes are in place."""
 
     def commit(self, tokens: Sequence[int]) -> list[KeyResult]:
-        for token in tokens:
-            reservation = self._reservations.get(token)
-            if reservation is not None and reservation.stored is None:
-                grant = reservation.grant
-                local = grant.address - self.bases[grant.device]
-                self.devices[grant.device].receive(
-                    local, PhantomBuffer(reservation.size_bytes), None
-                )
+        pretend_received(self, tokens)
         return super().commit(tokens)
 
 

@@ -589,7 +589,9 @@ def test_a_full_device_goes_on_storing_and_keeps_heads(make_rig: MakeRig) -> Non
         for keys in chains:
             await rig.stored(keys)
         kept = [[rig.place(key) is not None for key in keys] for keys in chains]
-        assert all(kept[-1]) and all(kept[-2]) and all(kept[-3])
+        assert all(kept[-1])
+        assert all(kept[-2])
+        assert all(kept[-3])
         for blocks in kept:
             # A chain loses its tail: what is left of it is a prefix.
             assert blocks == sorted(blocks, reverse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings

@@ -285,9 +285,7 @@ def test_cold_the_answers_are_those_without_a_connector(
 def test_over_an_emulated_cxl_hm_the_answers_are_those_without_a_connector(
     model: Path, without: list[Answer]
 ) -> None:
-    with running(
-        model, {"block_bytes": BLOCK * 1024 * 64, "scale": 64, "capacity": "8 GiB"}
-    ) as engine:
+    with running(model, {"scale": 64, "capacity": "8 GiB"}) as engine:
         tier = engine.connector.tier
         cold, cached = engine.generate()
         assert cold == without
