@@ -298,7 +298,7 @@ class CxlHm:
             if size_bytes != buffered.size_bytes:
                 raise DeviceError(
                     Status.BOUNDS,
-                    f"{self.name}: {size_bytes} B asked of the {buffered.size_bytes} B at {address}",
+                    f"{self.name}: {size_bytes} B asked, {buffered.size_bytes} B are at {address}",
                 )
             self.counters.reads_buffered += 1
             buffered.pins += 1
@@ -452,7 +452,8 @@ class CxlHm:
             )
         if trailer is not None and len(trailer) > self.trailer_bytes:
             raise DeviceError(
-                Status.BOUNDS, f"{self.name}: a trailer of {len(trailer)} B, not {self.trailer_bytes}"
+                Status.BOUNDS,
+                f"{self.name}: a trailer of {len(trailer)} B, room for {self.trailer_bytes}",
             )
         payload_extents = entry.extents[:-1] if entry.footer is not None else entry.extents
         self.arena.store(payload_extents, payload)

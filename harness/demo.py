@@ -10,7 +10,6 @@ size that fits a laptop: see ``DemoPlan`` for the numbers. Units: full-size byte
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from cxlbench.harness.replay import (
     ReplayResult,
     ReplaySpec,
     TraceHasNoIdsError,
-    prefix_within,
+    part_within,
     replay,
 )
 from cxlbench.harness.requests import Mode, Workload
@@ -286,5 +285,4 @@ def _prefix(workload: Workload, wholes: Iterable[ReplayResult], budget_s: float)
     for whole in wholes:
         for record in whole.records:
             ends[record.request_id] = max(ends.get(record.request_id, 0.0), record.end_s)
-    kept = prefix_within(workload.requests, ends, budget_s) or list(workload.requests[:1])
-    return dataclasses.replace(workload, requests=tuple(kept))
+    return part_within(workload, ends, budget_s)

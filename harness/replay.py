@@ -9,9 +9,10 @@ Units: s, blocks; sizes at full scale in the specs.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -287,13 +288,25 @@ class _Router:
         return self._home[request.session]
 
 
-def prefix_within(
-    requests: Iterable[Request], ends_s: dict[int, float], budget_s: float
-) -> list[Request]:
-    """Return the longest prefix of ``requests`` that is over within ``budget_s`` of the run."""
-    kept = []
-    for request in requests:
-        if ends_s.get(request.request_id, float("inf")) > budget_s:
-            break
-        kept.append(request)
-    return kept
+def part_within(workload: Workload, ends_s: dict[int, float], budget_s: float) -> Workload:
+    """Return the requests of ``workload`` that are over within ``budget_s`` of a run.
+
+    A request is kept with all that it waits for in a closed loop; at least the first one is kept.
+    """
+    kept = [
+        request
+        for request in workload.requests
+        if ends_s.get(request.request_id, float("inf")) <= budget_s
+    ] or list(workload.requests[:1])
+    place = {request.request_id: number for number, request in enumerate(kept)}
+    return dataclasses.replace(
+        workload,
+        requests=tuple(
+            dataclasses.replace(
+                request,
+                request_id=number,
+                after=None if request.after is None else place.get(request.after),
+            )
+            for number, request in enumerate(kept)
+        ),
+    )

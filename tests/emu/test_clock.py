@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import re
+import resource
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cxlbench.emu.clock import Clock, DeadlockError, JobSet, VirtualClock, WallClock
 from cxlbench.emu.pipe import Pipe, finished
-from cxlbench.emu.sync import Signal
+from cxlbench.emu.sync import Budget, Signal
 
 
 @pytest.fixture(params=[VirtualClock, WallClock])
@@ -240,26 +246,211 @@ def test_a_failing_member_of_a_gather_cancels_the_others(clock):
     assert ended == [True]
 
 
-def scenario(clock: Clock) -> list[float]:
-    """Four readers contend for an SSD and a link; returns logical times of every step."""
-    ssd, link = Pipe(clock, "ssd", 2e8), Pipe(clock, "link", 4e8)
-    ends: list[float] = []
+def scenario(clock: Clock) -> list[tuple[str, float]]:
+    """Readers and a flusher contend for an SSD, a link and a budget; every step with its time."""
+    ssd, link = Pipe(clock, "ssd", 2e8, chunk_bytes=1 << 14), Pipe(clock, "link", 4e8)
+    budget = Budget(clock, 2, name="staging")
+    ends: list[tuple[str, float]] = []
 
     async def reader(number: int) -> None:
-        await clock.sleep_until(start + 1e-4 * number)
-        for _ in range(4):
+        await clock.sleep_until(START_S + 1e-4 * number)
+        for step in range(4):
+            await budget.take(1)
             await finished(clock, ssd.reserve(1 << 17), latency_s=51e-6)
             await finished(clock, link.reserve(1 << 17), latency_s=3e-6)
-            ends.append(clock.now() - start)
+            budget.give(1)
+            ends.append((f"reader {number} step {step}", clock.now()))
+
+    async def flusher() -> None:
+        await clock.sleep_until(START_S)
+        for step in range(5):
+            await finished(clock, ssd.reserve(1 << 18, priority=1))
+            ends.append((f"flush {step}", clock.now()))
 
     async def main() -> None:
-        await clock.gather(*[reader(number) for number in range(4)])
+        await clock.gather(flusher(), *[reader(number) for number in range(4)])
 
-    start = 0.05
     clock.run(main())
     return sorted(ends)
 
 
-def test_one_text_gives_the_same_times_on_both_clocks():
+START_S = 0.1
+
+
+def test_one_text_gives_exactly_the_same_times_on_both_clocks():
     with VirtualClock() as virtual, WallClock() as wall:
-        assert scenario(wall) == pytest.approx(scenario(virtual), abs=1e-9)
+        assert scenario(wall) == scenario(virtual)
+
+
+def test_a_virtual_run_does_not_depend_on_the_hash_seed():
+    program = (
+        "from tests.emu.test_clock import scenario; from cxlbench.emu.clock import VirtualClock; "
+        "print(scenario(VirtualClock()))"
+    )
+
+    def output(hash_seed: str) -> str:
+        root = Path(__file__).parents[2]
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env=env,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout
+
+    assert output("1") == output("2") != ""
+
+
+def test_what_a_budget_hands_over_carries_the_time_of_the_giver(clock):
+    async def holder(budget):
+        await budget.take(1)
+        await clock.sleep(0.003)
+        budget.give(1)
+        return clock.now()
+
+    async def waiter(budget):
+        await budget.take(1)
+        return clock.now()
+
+    async def main():
+        budget = Budget(clock, 1, name="b")
+        return await clock.gather(holder(budget), waiter(budget))
+
+    given, taken = clock.run(main())
+    assert given == taken
+
+
+def test_a_deadline_in_the_past_is_no_step_back(clock):
+    async def main():
+        await clock.sleep(0.002)
+        before = clock.now()
+        await clock.sleep_until(before - 0.001)
+        return clock.now() - before
+
+    assert clock.run(main()) == 0.0
+
+
+def test_a_late_callback_still_runs_at_its_logical_time():
+    with WallClock() as clock:
+        seen = []
+
+        async def main():
+            due = clock.now() + 0.001
+            clock.call_at(due, lambda: seen.append(clock.now() - due))
+            while clock.real() < due + 0.003:
+                pass
+            await clock.sleep(0.004)
+
+        clock.run(main())
+        assert seen == [0.0]
+
+
+def test_many_waiting_tasks_are_named_in_a_stable_order():
+    with VirtualClock() as clock:
+
+        async def main():
+            never = Signal(clock)
+            jobs = [clock.spawn(never.wait(), name=f"task {n}") for n in range(8)]
+            await jobs[0]
+
+        with pytest.raises(DeadlockError, match="9 tasks wait") as caught:
+            clock.run(main())
+        named = re.findall(r"task \d", str(caught.value))
+        assert named == ["task 0", "task 1", "task 2", "task 3"]
+        assert str(caught.value).endswith("and 4 more")
+
+
+def test_the_crash_is_reported_even_if_cleaning_up_fails_too(clock):
+    async def crashes():
+        raise ZeroDivisionError("the cause")
+
+    async def main():
+        JobSet(clock).spawn(crashes())
+        try:
+            await clock.sleep(60.0)
+        finally:
+            raise KeyError("a consequence")
+
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        clock.run(main())
+
+
+def test_a_crash_cannot_be_swallowed_by_work_that_ignores_its_cancellation(clock):
+    async def crashes():
+        raise ZeroDivisionError("the cause")
+
+    async def main():
+        JobSet(clock).spawn(crashes())
+        with contextlib.suppress(asyncio.CancelledError):
+            await clock.sleep(60.0)
+        return "all is well"
+
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        clock.run(main())
+
+
+def test_a_job_set_joins_what_its_tasks_start_and_cancels_what_is_left(clock):
+    async def child():
+        await clock.sleep(0.001)
+
+    async def parent(jobs):
+        jobs.spawn(child())
+
+    async def forever():
+        await clock.sleep(1e6)
+
+    async def main():
+        jobs = JobSet(clock)
+        jobs.spawn(parent(jobs))
+        await jobs.join()
+        joined = len(jobs)
+        jobs.spawn(forever())
+        await jobs.cancel()
+        return joined, len(jobs)
+
+    assert clock.run(main()) == (0, 0)
+
+
+def test_the_results_of_a_gather_are_in_the_order_of_its_works(clock):
+    async def after(delay_s):
+        await clock.sleep(delay_s)
+        return delay_s
+
+    async def main():
+        return await clock.gather(after(0.003), after(0.001)), await clock.gather()
+
+    assert clock.run(main()) == ([0.003, 0.001], [])
+
+
+def test_timers_and_callbacks_are_counted():
+    with VirtualClock() as clock:
+
+        async def main():
+            for _ in range(10):
+                await clock.sleep(1.0)
+
+        clock.run(main())
+        assert clock.timers == 10
+        assert 10 <= clock.callbacks <= 14
+
+
+def test_a_wall_clock_works_in_a_process_with_very_many_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this host lets a process open only {hard} files")
+    opened = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        while not opened or opened[-1] < 1100:
+            opened.append(os.dup(0))
+        with WallClock() as clock:
+            clock.run(clock.sleep(0.002))
+            assert len(clock.late_s) == 1
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxlbench.emu.clock import VirtualClock
+from cxlbench.emu.clock import VirtualClock, WallClock
 from cxlbench.emu.pipe import Pipe, finished
 
 
@@ -134,6 +134,147 @@ def test_equals_keep_their_order(transfers):
         ]
         finish = [ends[index] for _, index in sorted(mine)]
         assert finish == sorted(finish)
+
+
+def chosen_anew_at_each_chunk(transfers, chunk_s):
+    """Return the end times of a server that after each chunk goes on with the most urgent one."""
+    order = sorted(range(len(transfers)), key=lambda i: (transfers[i][0], i))
+    left = [size / RATE for _, size, _ in transfers]
+    ends = [0.0] * len(transfers)
+    now = 0.0
+    while any(left):
+        here = [i for i in order if left[i] and transfers[i][0] <= now]
+        if not here:
+            now = min(transfers[i][0] for i in order if left[i])
+            continue
+        urgent = min(here, key=lambda i: transfers[i][2])
+        step = min(chunk_s, left[urgent])
+        now += step
+        left[urgent] -= step
+        if not left[urgent]:
+            ends[urgent] = now
+    return ends
+
+
+RATE = 1024.0  # with chunks of 128 B, all times are exact
+
+
+@given(TRANSFERS)
+def test_a_pipe_is_a_server_that_after_each_chunk_takes_the_most_urgent(transfers):
+    """So service intervals never overlap, and no more than one chunk is ever in the way."""
+    assert run(*transfers, chunk_bytes=128, rate=RATE) == chosen_anew_at_each_chunk(
+        transfers, 128 / RATE
+    )
+
+
+def test_the_reference_server_itself_serves_in_chunks():
+    assert chosen_anew_at_each_chunk([(0.0, 1024, 1), (0.25, 512, 0)], 0.125) == [1.5, 0.75]
+
+
+@given(TRANSFERS)
+def test_busy_time_and_bytes_are_those_of_the_transfers(transfers):
+    with VirtualClock() as clock:
+        pipe = Pipe(clock, "pipe", RATE)
+        for _, size, priority in transfers:
+            pipe.reserve(size, priority=priority)
+        assert pipe.busy_s == sum(size for _, size, _ in transfers) / RATE
+        assert pipe.idle_at_s == pipe.busy_s
+        assert pipe.moved_bytes == sum(size for _, size, _ in transfers)
+
+
+def test_pending_counts_what_is_booked_and_not_finished():
+    with VirtualClock() as clock:
+        pipe = Pipe(clock, "pipe", 1000.0)
+
+        async def main():
+            for priority in (0, 0, 1):
+                pipe.reserve(1000, priority=priority)
+            await clock.sleep(1.5)
+            return pipe.pending(0), pipe.pending(1), pipe.pending(2)
+
+        assert clock.run(main()) == (1, 1, 0)
+
+
+def test_who_is_moved_back_again_and_again_wakes_once_for_each_time_and_at_the_right_one():
+    with VirtualClock() as clock:
+        pipe = Pipe(clock, "pipe", 1000.0, chunk_bytes=100)
+
+        async def low():
+            await finished(clock, pipe.reserve(1000, priority=1))
+            return clock.now()
+
+        async def high(start_s):
+            await clock.sleep_until(start_s)
+            await finished(clock, pipe.reserve(500))
+
+        async def main():
+            before = clock.timers
+            ended, *_ = await clock.gather(low(), high(0.5), high(1.25))
+            return ended, clock.timers - before
+
+        ended, timers = clock.run(main())
+        assert ended == pytest.approx(2.0)
+        assert timers <= 1 + 2 * 2 + 2
+
+
+def test_a_cancelled_transfer_keeps_its_time():
+    with VirtualClock() as clock:
+        pipe = Pipe(clock, "pipe", 1000.0)
+
+        async def main():
+            job = clock.spawn(finished(clock, pipe.reserve(1000)))
+            await clock.sleep(0.25)
+            job.cancel()
+            await job.ended()
+            await finished(clock, pipe.reserve(1000))
+            return clock.now()
+
+        assert clock.run(main()) == 2.0
+
+
+def test_an_infinite_pipe_takes_no_time():
+    with VirtualClock() as clock:
+        assert Pipe(clock, "pipe", math.inf).reserve(1 << 40).end_s == 0.0
+
+
+def test_a_chunk_of_nothing_is_refused_by_name():
+    with VirtualClock() as clock, pytest.raises(ValueError, match="pipe uplink: chunk"):
+        Pipe(clock, "uplink", 1.0, chunk_bytes=0)
+
+
+class LaggingClock(VirtualClock):
+    """Virtual time that a test sets, backwards too, as tasks of a wall clock may see it."""
+
+    def __init__(self):
+        super().__init__()
+        self.time_s = 0.0
+        self.now = lambda: self.time_s
+
+
+def test_who_lags_behind_cannot_book_time_that_is_used_up():
+    with LaggingClock() as clock:
+        pipe = Pipe(clock, "pipe", 1000.0)
+        first, _ = pipe.reserve(1000, priority=1), pipe.reserve(1000, priority=1)
+        clock.time_s = first.end_s
+        pipe.reserve(1000, priority=1)  # finds the first one finished
+        clock.time_s = 0.5
+        assert pipe.reserve(1000, priority=0).start_s == 1.0
+
+
+def test_a_wall_clock_logs_what_was_due_and_when_it_came():
+    with WallClock() as clock:
+        pipe = Pipe(clock, "pipe", 1e6)
+
+        async def main():
+            begin = clock.now()
+            await finished(clock, pipe.reserve(1000), latency_s=0.001)
+            return begin + 0.001
+
+        due = clock.run(main())
+        assert pipe.log is not None
+        assert list(pipe.log.due_s) == [due]
+        assert list(pipe.log.nbytes) == [1000]
+        assert pipe.log.done_s[0] >= due
 
 
 def test_without_priority_the_order_check_would_fail(monkeypatch):

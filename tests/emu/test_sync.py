@@ -106,6 +106,56 @@ def test_a_grant_to_a_waiter_cancelled_in_that_moment_comes_back(clock):
     assert clock.run(main()) == 0
 
 
+@pytest.mark.parametrize("units", [-1, 11])
+def test_units_outside_the_capacity_are_never_taken(clock, units):
+    budget = Budget(clock, 10, name="b")
+    assert not budget.try_take(units)
+
+    async def main():
+        await budget.take(units)
+
+    with pytest.raises(ValueError, match=f"b: {units} asked"):
+        clock.run(main())
+    assert budget.used == 0
+
+
+def test_a_negative_number_of_units_is_not_given_back(clock):
+    with pytest.raises(ValueError, match="b: -3 given back"):
+        Budget(clock, 10, name="b").give(-3)
+
+
+def test_a_capacity_below_zero_is_refused(clock):
+    with pytest.raises(ValueError, match="staging: capacity must not be negative"):
+        Budget(clock, -1, name="staging")
+
+
+def test_who_does_not_wait_cannot_pass_those_who_do(clock):
+    async def main():
+        budget = Budget(clock, 10, name="b")
+        await budget.take(8)
+        waiter = clock.spawn(budget.take(5))
+        await clock.sleep(1.0)
+        passed = budget.try_take(1)
+        budget.give(8)
+        await waiter
+        return passed, budget.try_take(1), budget.free, budget.peak
+
+    assert clock.run(main()) == (False, True, 4, 8)
+
+
+def test_who_waits_for_a_signal_may_give_up_without_harm_to_the_others(clock):
+    async def main():
+        signal = Signal(clock)
+        impatient, patient = clock.spawn(signal.wait()), clock.spawn(signal.wait())
+        await clock.sleep(1.0)
+        impatient.cancel()
+        signal.set("value")
+        await impatient.ended()
+        return await patient
+
+    assert clock.run(main()) == "value"
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 8), st.integers(1, 10), st.integers(0, 6), st.booleans()),

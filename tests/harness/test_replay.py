@@ -17,7 +17,7 @@ from cxlbench.emu.faults import FaultPlan, FaultRule
 from cxlbench.harness import replay as replay_module
 from cxlbench.harness import rig as rig_module
 from cxlbench.harness.content import BlockContent
-from cxlbench.harness.replay import prefix_within, replay
+from cxlbench.harness.replay import part_within, replay
 from cxlbench.harness.results import to_text
 from cxlbench.harness.rig import Rig
 from cxlbench.harness.worker import Worker
@@ -274,13 +274,25 @@ def test_progress_counts_every_request_once():
     assert seen == [(n + 1, 32) for n in range(32)]
 
 
-def test_the_longest_prefix_within_a_budget():
-    requests = workload(*[ask([n], session=f"s{n}") for n in range(4)]).requests
+def test_the_part_of_a_workload_that_is_over_within_a_budget():
+    work = workload(*[ask([n], session=f"s{n}") for n in range(4)])
     ends = {0: 1.0, 1: 9.0, 2: 2.0, 3: 3.0}
-    assert prefix_within(requests, ends, 8.0) == list(requests[:1])
-    assert prefix_within(requests, ends, 9.0) == list(requests)
-    assert prefix_within(requests, ends, 0.5) == []
-    assert prefix_within(requests, {0: 1.0}, 8.0) == list(requests[:1])
+    part = part_within(work, ends, 8.0)
+    assert [request.session for request in part.requests] == ["s0", "s2", "s3"]
+    assert [request.request_id for request in part.requests] == [0, 1, 2]
+    assert part_within(work, ends, 9.0) == work
+    assert [request.session for request in part_within(work, ends, 0.5).requests] == ["s0"]
+
+
+def test_a_part_keeps_who_waits_for_whom():
+    ends = {request.request_id: float(request.turn) for request in CHAT.requests}
+    part = part_within(CHAT, ends, 2.0)
+    assert {request.turn for request in part.requests} == {1, 2}
+    for request in part.requests:
+        if request.turn == 2:
+            assert request.after is not None
+            assert part.requests[request.after].session == request.session
+
 
 
 # -- faults -------------------------------------------------------------------------------------
