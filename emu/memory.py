@@ -80,6 +80,7 @@ class Arena:
     def store(self, extents: Sequence[Extent], source: Buffer) -> None:
         """Copy ``source`` over ``extents``; the last one may be longer than what is left."""
         assert isinstance(source, np.ndarray)
+        assert source.dtype == np.uint8, f"bytes are stored, got {source.dtype}"
         at, array = 0, self.array
         for offset, length in extents:
             piece = source[at : at + length]
@@ -89,6 +90,7 @@ class Arena:
     def load(self, extents: Sequence[Extent], into: Buffer, digest: Digest | None = None) -> None:
         """Copy ``extents`` into ``into``; ``digest`` is fed each piece while it is in the cache."""
         assert isinstance(into, np.ndarray)
+        assert into.dtype == np.uint8, f"bytes are loaded, got {into.dtype}"
         at, array, size = 0, self.array, len(into)
         step = _COPY_CHUNK if digest is not None else size or 1
         for offset, length in extents:

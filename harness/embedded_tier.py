@@ -10,13 +10,16 @@ CXL-HM profile, default ``cxl-hm-prototype``), ``scale`` (default 64: a laptop's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from cxlbench.devices.profile import CxlHmProfile, load_as
-from cxlbench.devices.units import Dimension, parse_quantity, to_base
+from cxlbench.devices.units import Dimension, UnitError, parse_quantity, to_base
 from cxlbench.emu.clock import Clock
 from cxlbench.harness.rig import Rig, RigSpec
+
+T = TypeVar("T")
 
 KNOWN = frozenset({"device", "scale", "folder", "capacity", "block_bytes", "seed"})
 
@@ -43,23 +46,36 @@ class EmbeddedTier:
 
 
 def build(config: Mapping[str, object], clock: Clock) -> EmbeddedTier:
-    """Build the tier on ``clock``; unknown keys are refused by name."""
+    """Build the tier on ``clock``; unknown keys and impossible values are refused by name."""
     unknown = set(config) - KNOWN
     if unknown:
         raise ValueError(f"unknown tier keys {sorted(unknown)}; known: {', '.join(sorted(KNOWN))}")
     folder = config.get("folder")
-    capacity = str(config.get("capacity", "64 GiB"))
-    scale = float(str(config.get("scale", 64)))
+    scale = _number(config, "scale", 64.0, float)
     spec = RigSpec(
         device=load_as(CxlHmProfile, str(config.get("device", "cxl-hm-prototype"))),
-        block_bytes=int(int(str(config.get("block_bytes", 1 << 18))) * scale),
-        device_capacity_bytes=int(
-            to_base(*parse_quantity(capacity, Dimension.SIZE), Dimension.SIZE)
-        ),
+        block_bytes=int(_number(config, "block_bytes", 1 << 18, int) * scale),
+        device_capacity_bytes=_size(config, "capacity", "64 GiB"),
         copy_engine=None,
         scale=scale,
-        seed=int(str(config.get("seed", 0))),
+        seed=_number(config, "seed", 0, int),
     )
     return EmbeddedTier(
         Rig(clock, spec, phantom=False, folder=None if folder is None else Path(str(folder)))
     )
+
+
+def _number(config: Mapping[str, object], key: str, default: T, kind: Callable[[str], T]) -> T:
+    value = config.get(key, default)
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise ValueError(f"tier key {key} is {value!r}, expected such as {default}") from None
+
+
+def _size(config: Mapping[str, object], key: str, default: str) -> int:
+    try:
+        value = parse_quantity(str(config.get(key, default)), Dimension.SIZE)
+        return int(to_base(*value, Dimension.SIZE))
+    except UnitError as error:
+        raise ValueError(f"tier key {key} {error}") from error

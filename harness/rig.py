@@ -32,6 +32,7 @@ from cxlbench.devices.profile import (
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import Fabric, QueuePair
 from cxlbench.emu.faults import FaultPlan
+from cxlbench.emu.memory import PAGE_BYTES
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import HostLimitError
 from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConnector
@@ -57,6 +58,7 @@ class DeviceSite:
     capacity_bytes: int | None
     folder: Path | None
     faults: FaultPlan
+    trailer_bytes: int = PAGE_BYTES
 
 
 DeviceMaker = Callable[[Clock, DeviceSite], MemoryDevice]
@@ -121,7 +123,7 @@ class Rig:
         compile_kernels()
         self.folder: Path | None = None
         if folder is not None and not phantom:
-            self.folder = _run_folder(folder, self._stack)
+            self.folder = run_folder(folder, self._stack)
         try:
             self._build(phantom, on_block)
         except BaseException:
@@ -214,10 +216,7 @@ class Rig:
         capacity = spec.device_capacity_bytes
         scaled = None if capacity is None else scaled_bytes(capacity, spec.scale, what="the device")
         site = DeviceSite(name, phantom, spec.scale, scaled, self.folder, self.faults)
-        if isinstance(spec.device, DeviceProfile):
-            device = _built_in(self.clock, scale_profile(spec.device, spec.scale), site)
-        else:
-            device = spec.device(self.clock, site)
+        device = make_device(self.clock, spec.device, site)
         if isinstance(device, (CxlHm, CmmH)):
             self._stack.callback(device.ssds.backing.close)  # if the rest cannot be built
         self.pipes.append(device.port)
@@ -254,6 +253,15 @@ class Rig:
             self._stack.close()
 
 
+def make_device(
+    clock: Clock, device: DeviceProfile | DeviceMaker, site: DeviceSite
+) -> MemoryDevice:
+    """Make a device from a full-size profile, or by a user's function."""
+    if isinstance(device, DeviceProfile):
+        return _built_in(clock, scale_profile(device, site.scale), site)
+    return device(clock, site)
+
+
 def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryDevice:
     device: Device
     if isinstance(profile, ExpanderProfile):
@@ -264,6 +272,7 @@ def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryD
             phantom=site.phantom,
             capacity_bytes=site.capacity_bytes,
             faults=site.faults,
+            trailer_bytes=site.trailer_bytes,
         )
     elif isinstance(profile, CxlHmProfile):
         device = CxlHm(
@@ -274,6 +283,7 @@ def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryD
             phantom=site.phantom,
             capacity_bytes=site.capacity_bytes,
             faults=site.faults,
+            trailer_bytes=site.trailer_bytes,
         )
     else:
         device = CmmH(
@@ -284,11 +294,12 @@ def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryD
             phantom=site.phantom,
             capacity_bytes=site.capacity_bytes,
             faults=site.faults,
+            trailer_bytes=site.trailer_bytes,
         )
     return device
 
 
-def _run_folder(folder: Path, stack: ExitStack) -> Path:
+def run_folder(folder: Path, stack: ExitStack) -> Path:
     """Make a folder of this run inside ``folder``; it goes away with the run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cxlbench.harness.cli.group import TIMING_NOT_KEPT, WRONG_DATA
 from cxlbench.harness.cli.options import (
     COUNT,
     POSITIVE,
@@ -86,3 +87,7 @@ def io(
     found = run_io(profile, wall=wall, scale=scale or (WALL_SCALE if wall else 1), **given)
     output.say(describe_io(found))
     output.document(found)
+    if found.wrong:
+        raise click.exceptions.Exit(WRONG_DATA)
+    if found.fidelity is not None and not found.fidelity.trusted:
+        raise click.exceptions.Exit(TIMING_NOT_KEPT)

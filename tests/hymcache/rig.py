@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -29,6 +29,7 @@ from cxlbench.hymcache.control import ControlPlane
 from cxlbench.hymcache.kv_manager import Grant, KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy, RemoteBlock
 from cxlbench.kv.connector import BlockTimes, Completion
+from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import FOOTER_BYTES, Footer, Verify, pack_footer
 from cxlbench.kv.identity import Namespace, trace_keys
 from cxlbench.kv.payload import ObjectTag, checksum_of
@@ -83,6 +84,7 @@ class Rig:
         size: int = 16 * MIB,
         phantom: bool = True,
         device: CxlHmProfile | None = None,
+        make_device: Callable[..., MemoryDevice] | None = None,
         capacity: int = 100 * GIB,
         segment: int | None = None,
         fault_plan: FaultPlan | None = None,
@@ -111,15 +113,14 @@ class Rig:
         self.fabric = Fabric(clock, seed=1, faults=self.faults)
         software = None if free_software else load_as(SoftwareProfile, "software-default")
         self.control = ControlPlane(clock, software, faults=self.faults)
-        made = device or profile()
+        make = make_device or functools.partial(CxlHm, profile=device or profile())
         self.nodes = {
             node: manager_type(
                 clock,
                 self.fabric,
                 [
-                    CxlHm(
+                    make(
                         clock,
-                        made,
                         name=f"node{node}.dev{number}",
                         phantom=phantom,
                         capacity_bytes=capacity,
@@ -209,7 +210,8 @@ class Rig:
 
     def empty(self, size: int | None = None) -> Buffer:
         """Return a buffer to load into."""
-        return self.device.arena.buffer(size or self.size)
+        nbytes = size or self.size
+        return PhantomBuffer(nbytes) if self.phantom else np.zeros(nbytes, dtype=np.uint8)
 
     def holds(self, buffer: Buffer, key: bytes) -> bool:
         """Whether the buffer has the content of the block ``key``, every byte of it."""
@@ -332,7 +334,8 @@ class Rig:
             for name, number in part.at_rest().items():
                 if number:
                     held[name] = held.get(name, 0) + number
-        regions = self.fabric.registered - len(self.devices)
+        devices = sum(len(manager.devices) for manager in self.nodes.values())
+        regions = self.fabric.registered - devices
         if regions:
             held["memory regions beyond the devices'"] = regions
         extents = sum(a.live_extents for manager in self.nodes.values() for a in manager.allocators)
@@ -374,10 +377,3 @@ class Rig:
         finally:
             self.checked = check
             self.clock.close()
-
-
-def shuffled(seed: int, items: Sequence[Any]) -> list[Any]:
-    """Return the items in another order."""
-    mixed = list(items)
-    random.Random(seed).shuffle(mixed)
-    return mixed
