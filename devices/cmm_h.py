@@ -6,8 +6,8 @@ data is propagated to flash eagerly, at the same priority as reads, so that both
 
 The cache tracks ``cache_granule`` bytes at a time, with a page bitmap of what is valid and dirty
 in each. A miss costs SSD time for the missing pages, and passes a *miss engine* that keeps
-``outstanding_misses`` refills of ``refill_unit`` in flight (``miss_bandwidth`` of the profile); both
-run while the bytes already stream out. Units: bytes, s.
+``outstanding_misses`` refills of ``refill_unit`` in flight (``miss_bandwidth`` of the profile).
+Both run while the bytes already stream out. Units: bytes, s.
 
 Left out: accesses below a page, read-ahead inside the device, the SSDs' own DRAM.
 """

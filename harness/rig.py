@@ -37,12 +37,12 @@ from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import HostLimitError
 from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConnector
 from cxlbench.hymcache.control import ControlPlane
-from cxlbench.hymcache.kv_manager import KvManager, Placement
+from cxlbench.hymcache.kv_manager import SEGMENTS_PER_DEVICE, KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy
 from cxlbench.hymcache.slot_table import compile_kernels
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.device import MemoryDevice
-from cxlbench.kv.footer import Verify
+from cxlbench.kv.footer import Verify, object_extent_bytes
 
 DeviceProfile = CxlHmProfile | CmmHProfile | ExpanderProfile
 Device = CxlHm | CmmH | Expander
@@ -148,10 +148,11 @@ class Rig:
                 window_bytes=window,
                 prefetch=spec.prefetch,
                 placement=spec.placement,
+                segment_bytes=_segment_bytes(devices[0].capacity_bytes, self.block_bytes),
             )
             node_out[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
         objects = sum(
-            device.capacity_bytes // (self.block_bytes + 4096)
+            device.capacity_bytes // object_extent_bytes(self.block_bytes)
             for manager in self.nodes.values()
             for device in manager.devices
         )
@@ -297,6 +298,12 @@ def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryD
             trailer_bytes=site.trailer_bytes,
         )
     return device
+
+
+def _segment_bytes(capacity_bytes: int, block_bytes: int) -> int:
+    """Return whole extents of a block near the usual size of a segment: none ends in waste."""
+    extent = object_extent_bytes(block_bytes)
+    return extent * max(1, round(capacity_bytes / SEGMENTS_PER_DEVICE / extent))
 
 
 def run_folder(folder: Path, stack: ExitStack) -> Path:

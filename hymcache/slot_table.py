@@ -53,8 +53,8 @@ __all__ = [
     "SlotTable",
     "TableCorruptError",
     "TableFullError",
-    "compile_kernels",
     "UpdateResult",
+    "compile_kernels",
     "pack_keys",
 ]
 

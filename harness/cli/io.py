@@ -87,7 +87,7 @@ def io(
     found = run_io(profile, wall=wall, scale=scale or (WALL_SCALE if wall else 1), **given)
     output.say(describe_io(found))
     output.document(found)
-    if found.wrong:
+    if not found.correct:
         raise click.exceptions.Exit(WRONG_DATA)
     if found.fidelity is not None and not found.fidelity.trusted:
         raise click.exceptions.Exit(TIMING_NOT_KEPT)

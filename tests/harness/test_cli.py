@@ -295,16 +295,26 @@ def test_a_demo_with_wrong_data_exits_1(cli, fake_demo):
     assert cli("demo", "--seed", "13").code == 1
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a run of ``io`` found, as far as the command looks at it."""
+
+    bytes: int = 3
+    correct: bool = True
+    fidelity: None = None
+
+
 def test_io_hands_fios_words_to_the_bench(cli, monkeypatch):
     asked = {}
+    found = Found()
 
     def run_io(device, **options):
         asked.update(options, device=device.name)
-        return {"bytes": 3}
+        return found
 
     fake = ModuleType("cxlbench.harness.io_bench")
     fake.run_io = run_io
-    fake.describe_io = lambda found: f"moved {found['bytes']} bytes"
+    fake.describe_io = lambda found: f"moved {found.bytes} bytes"
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     words = ("--rw", "randrw", "--rwmixread", "70", "--bs", "4k", "--iodepth", "8")
     ran = cli("io", *words, "--size", "1g", "--prefetch", "2", "--set", "dram_capacity=8GiB")
@@ -313,7 +323,9 @@ def test_io_hands_fios_words_to_the_bench(cli, monkeypatch):
     assert (asked["rw"], asked["rwmixread"], asked["bs"]) == ("randrw", 70, 4096)
     assert (asked["iodepth"], asked["size"], asked["prefetch"]) == (8, 1 << 30, 2)
     assert (asked["wall"], asked["scale"], asked["runtime_s"]) == (False, 1, None)
-    assert cli("io", "--json").document == {"bytes": 3}
+    assert cli("io", "--json").document["bytes"] == 3
+    found = Found(correct=False)
+    assert cli("io").code == 1
 
 
 def test_io_refuses_a_folder_in_virtual_time(cli):

@@ -1,98 +1,191 @@
-"""Driving a device directly: bandwidths that arithmetic gives, verified bytes, clear refusals."""
+"""Plain reads and writes on one device: figures, verification, staging ahead, refused jobs."""
 
 from __future__ import annotations
 
 import pytest
 
+from cxlbench.devices.expander import Expander
 from cxlbench.devices.profile import CmmHProfile, CxlHmProfile, ExpanderProfile, load_as
-from cxlbench.harness.io_bench import IoJobError, describe_io
-from cxlbench.harness.io_bench import run_io as run_io_bench
+from cxlbench.emu.faults import FaultPlan, FaultRule
+from cxlbench.emu.status import DeviceError
+from cxlbench.harness.io_bench import IoJobError, describe_io, run_io
+from cxlbench.harness.results import to_text
 
-MIB, GIB = 1 << 20, 1 << 30
-
-
-def run_io(device, **options):
-    return run_io_bench(device, **{"rw": "read", "bs": 16 * MIB, "size": GIB, **options})
-
-
-HM = load_as(CxlHmProfile, "cxl-hm-prototype")
-CMM = load_as(CmmHProfile, "cmm-h-256g")
-SMALL_CMM = load_as(CmmHProfile, "cmm-h-256g", overrides={"dram_capacity": "2 GiB"})
-DRAM = load_as(ExpanderProfile, "remote-dram")
+MIB = 1 << 20
+GIB = 1 << 30
 
 
-@pytest.mark.parametrize("device", [HM, CMM, DRAM], ids=lambda profile: profile.kind)
-@pytest.mark.parametrize("rw", ["read", "randread", "write", "randrw"])
-def test_every_pattern_runs_on_every_device_and_every_read_is_right(device, rw):
-    result = run_io(device, rw=rw, bs=16 * MIB, size=GIB, iodepth=2, numjobs=2, seed=3)
-    assert result.read.operations + result.write.operations == 128
+@pytest.fixture(scope="module")
+def hm():
+    return load_as(CxlHmProfile, "cxl-hm-prototype", overrides={"dram_capacity": "4 GiB"})
+
+
+@pytest.fixture(scope="module")
+def cmm():
+    return load_as(CmmHProfile, "cmm-h-256g", overrides={"dram_capacity": "1 GiB"})
+
+
+@pytest.fixture(scope="module")
+def dram():
+    return load_as(ExpanderProfile, "remote-dram")
+
+
+def test_every_object_is_read_once_and_verified(hm):
+    result = run_io(hm, rw="randread", bs=4 * MIB, size=256 * MIB, iodepth=3, numjobs=2)
+    assert (result.read.operations, result.write.operations) == (128, 0)
+    assert (result.verified, result.wrong, result.correct) == (128, 0, True)
+    assert result.read.bytes == 512 * MIB == sum(result.read.windows_bytes)
+    assert result.counters["staged"] == 128
+
+
+def test_dram_is_read_at_the_bandwidth_of_its_profile(dram):
+    result = run_io(dram, rw="read", bs=16 * MIB, size=4 * GIB, iodepth=4)
+    assert result.read.bytes_per_s == pytest.approx(dram.bandwidth, rel=0.01)
+    one = run_io(dram, rw="read", bs=16 * MIB, size=GIB).read
+    expected = 16 * MIB / dram.bandwidth + dram.latency
+    assert one.mean_s == pytest.approx(expected)
+    assert one.p50_s == pytest.approx(expected)
+    assert one.p999_s == pytest.approx(expected)
+    assert one.iops == pytest.approx(1 / expected)
+
+
+def test_staging_ahead_hides_the_ssds_behind_one_reader(hm):
+    job = {"rw": "randread", "bs": 16 * MIB, "size": 2 * GIB}
+    without = run_io(hm, **job)
+    ahead = run_io(hm, **job, prefetch=8)
+    assert ahead.read.bytes_per_s > 1.8 * without.read.bytes_per_s
+    assert ahead.read.bytes_per_s > 0.9 * min(hm.port_bandwidth, 2 * hm.ssd.read_bandwidth)
+    assert (ahead.counters["reads_demand"], ahead.counters["reads_staged"]) == (0, 128)
+    assert ahead.counters["staged"] == 128, "each object is staged once"
+    assert ahead.correct
+
+
+def test_a_refused_prefetch_is_asked_again(hm):
+    few = load_as(CxlHmProfile, "cxl-hm-prototype", overrides={"prefetch_depth": "2"})
+    result = run_io(few, rw="read", bs=16 * MIB, size=GIB, prefetch=8)
+    assert result.counters["prefetch_refused"] > 0
+    assert result.counters["reads_staged"] == 64
+    assert result.correct
+
+
+def test_a_runtime_ends_the_run_and_gives_staged_objects_back(hm):
+    result = run_io(hm, rw="read", bs=16 * MIB, size=GIB, prefetch=8, iodepth=2, runtime_s=2.5)
+    assert result.duration_s == pytest.approx(2.5, abs=0.01)
+    assert result.read.operations > 64, "the range is gone over again and again"
+    assert len(result.read.windows_bytes) == 3
+    assert result.read.windows_bytes[0] == pytest.approx(result.read.bytes_per_s, rel=0.02)
+    assert result.held_at_rest == {}
+
+
+@pytest.mark.parametrize("rw", ["rw", "randrw"])
+def test_a_mix_has_its_share_of_reads_and_sees_the_newest_bytes(cmm, rw):
+    job = {"rw": rw, "rwmixread": 70, "bs": 2 * MIB, "size": 2 * GIB}
+    result = run_io(cmm, **job, iodepth=16, runtime_s=0.5, seed=3)
+    done = result.read.operations + result.write.operations
+    assert done > 2048
+    assert result.read.operations / done == pytest.approx(0.7, abs=0.04)
     assert result.verified == result.read.operations
+    assert result.correct
+
+
+def test_writes_of_a_staging_device_sustain_what_the_ssds_take(hm):
+    result = run_io(hm, rw="write", bs=16 * MIB, size=16 * GIB, iodepth=4)
+    assert result.counters["write_refused"] > 0
+    ssds = 2 * hm.ssd.write_bandwidth
+    buffered = hm.write_buffer_bytes / (result.write.bytes / ssds)
+    assert ssds * 0.9 < result.write.bytes_per_s < ssds * (1 + 1.5 * buffered / ssds)
+
+
+def test_a_rewritten_object_reads_as_its_newest_version_after_many_passes(dram):
+    result = run_io(dram, rw="randrw", bs=4096, size=8 * 4096, iodepth=8, runtime_s=1e-4)
+    assert result.write.operations > 30
+    assert result.verified == result.read.operations > 30
     assert result.wrong == 0
 
 
-def test_prefetch_hides_the_ssds_behind_the_port():
-    plain = run_io(HM, rw="randread", size=8 * GIB, iodepth=1)
-    ahead = run_io(HM, rw="randread", size=8 * GIB, iodepth=1, prefetch=8)
-    port = HM.port_bandwidth
-    assert ahead.read.bytes_per_s > 0.9 * port
-    assert plain.read.bytes_per_s < 0.7 * port
+def test_corrupt_bytes_are_counted_and_the_run_is_not_correct(hm):
+    rot = FaultRule(point="ssd.read", kind="corrupt", skip=3, limit=2)
+    result = run_io(hm, rw="read", bs=MIB, size=16 * MIB, faults=FaultPlan((rot,)))
+    assert (result.wrong, result.verified, result.correct) == (2, 14, False)
 
 
-def test_a_transparent_cache_that_is_scanned_falls_below_half_of_what_it_gives_in_dram():
-    inside = run_io(SMALL_CMM, rw="read", size=GIB)
-    beyond = run_io(SMALL_CMM, rw="read", size=8 * GIB)
-    assert inside.read.bytes_per_s == pytest.approx(SMALL_CMM.port_bandwidth, rel=0.05)
-    assert beyond.read.bytes_per_s < 0.5 * inside.read.bytes_per_s
-    assert beyond.read.bytes_per_s == pytest.approx(SMALL_CMM.miss_bandwidth, rel=0.05)
+def test_a_failing_device_ends_the_run_with_its_error(hm):
+    broken = FaultRule(point="ssd.read", kind="error", skip=3, limit=1)
+    with pytest.raises(DeviceError, match="injected read error"):
+        run_io(hm, rw="read", bs=MIB, size=16 * MIB, prefetch=2, faults=FaultPlan((broken,)))
 
 
-@pytest.mark.parametrize(("misses", "unit"), [("32", "4 KiB"), ("64", "8 KiB"), ("16", "16 KiB")])
-def test_the_bandwidth_beyond_the_cache_is_misses_times_unit_over_latency(misses, unit):
-    device = load_as(
-        CmmHProfile,
-        "cmm-h-256g",
-        overrides={"dram_capacity": "2 GiB", "outstanding_misses": misses, "refill_unit": unit},
-    )
-    expected = int(misses) * int(unit.split()[0]) * 1024 / device.ssd.read_latency
-    result = run_io(device, rw="read", size=8 * GIB, iodepth=4)
-    assert result.read.bytes_per_s == pytest.approx(expected, rel=0.01)
+def test_scale_keeps_the_figures(hm):
+    job = {"rw": "randread", "bs": 16 * MIB, "size": 2 * GIB, "iodepth": 4, "prefetch": 8}
+    full, small = run_io(hm, **job), run_io(hm, **job, scale=64)
+    assert small.read.bytes == full.read.bytes
+    assert small.read.bytes_per_s == pytest.approx(full.read.bytes_per_s, rel=0.01)
 
 
-def test_real_bytes_on_real_files_are_verified_and_the_files_go(tmp_path):
-    result = run_io(
-        HM, rw="randread", size=256 * MIB, wall=True, scale=256, folder=tmp_path, prefetch=2
-    )
-    assert result.verified == result.read.operations > 0
-    assert result.wrong == 0
-    assert result.fidelity is not None
+def test_the_seed_decides_the_order_and_nothing_else_does(cmm):
+    job = {"rw": "randrw", "bs": 2 * MIB, "size": 2 * GIB, "iodepth": 2}
+    first, again = (run_io(cmm, **job, seed=1) for _ in range(2))
+    assert to_text(first) == to_text(again)
+    assert to_text(run_io(cmm, **job, seed=2)) != to_text(first)
+
+
+def test_real_bytes_in_files_are_verified_and_the_files_removed(hm, cmm, tmp_path):
+    for device in (hm, cmm):
+        job = {"rw": "randrw", "bs": 16 * MIB, "size": 512 * MIB, "iodepth": 4, "scale": 64}
+        result = run_io(device, **job, wall=True, folder=tmp_path)
+        assert result.correct
+        assert result.verified == result.read.operations > 0
+        assert result.fidelity is not None
     assert list(tmp_path.iterdir()) == []
-    assert "fidelity" in describe_io(result)
 
 
-def test_the_same_seed_gives_the_same_figures():
-    one, two = (run_io(HM, rw="randrw", size=GIB, iodepth=4, seed=5) for _ in range(2))
-    assert one == two
+def test_a_device_of_the_users_own_is_driven_too(dram):
+    def make(clock, site):
+        return Expander(clock, dram, name=site.name, phantom=site.phantom)
+
+    result = run_io(make, rw="randread", bs=MIB, size=64 * MIB, iodepth=2)
+    assert (result.device, result.verified, result.correct) == ("device", 64, True)
 
 
-def test_a_runtime_ends_the_passes():
-    result = run_io(DRAM, rw="read", size=GIB, runtime_s=0.5)
-    assert result.duration_s == pytest.approx(0.5, abs=0.01)
+def test_the_report_names_operations_bandwidth_and_what_is_held(hm):
+    text = describe_io(run_io(hm, rw="read", bs=MIB, size=16 * MIB))
+    assert "GB/s" in text
+    assert "p99.9 ms" in text
+    assert "16, wrong 0" in text
+    assert "nothing" in text
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("asked", "message"),
     [
-        ({"bs": 512}, "bs=512"),
-        ({"size": MIB}, "size=1048576"),
-        ({"rw": "trim"}, "rw='trim'"),
-        ({"size": 3 << 40}, "need"),
+        ({"size": MIB - 1}, "at least one object of bs=1048576"),
+        ({"bs": 2048}, "whole pages of 4096"),
+        ({"bs": 6000}, "whole pages of 4096"),
+        ({"rw": "trim"}, "must be one of read, write"),
+        ({"iodepth": 0}, "at least 1"),
+        ({"rwmixread": 101}, "percentage"),
+        ({"runtime_s": 0.0}, "above zero"),
+        ({"rw": "randrw", "prefetch": 1}, "only pure reads"),
+        ({"size": 4 << 40}, r"need 4398046511104 B \(4 TiB\)"),
+        ({"size": GIB, "numjobs": 2048}, r"need 2199023255552 B \(2 TiB\)"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(options, message):
+def test_a_job_that_makes_no_sense_is_refused(hm, asked, message):
     with pytest.raises(IoJobError, match=message):
-        run_io(HM, **options)
+        run_io(hm, **{"rw": "read", "bs": MIB, "size": GIB, **asked})
 
 
-def test_prefetch_on_a_device_without_staging_says_so():
-    with pytest.raises(IoJobError, match="no staging"):
-        run_io(CMM, prefetch=1)
+def test_staging_ahead_needs_a_device_with_staging(cmm, dram):
+    for device in (cmm, dram):
+        with pytest.raises(IoJobError, match="no staging"):
+            run_io(device, rw="read", bs=MIB, size=16 * MIB, prefetch=1)
+
+
+def test_an_object_that_never_fits_is_refused_at_once(hm):
+    with pytest.raises(DeviceError, match="even when it is empty"):
+        run_io(hm, rw="read", bs=GIB, size=GIB)
+
+
+def test_files_need_real_time(hm, tmp_path):
+    with pytest.raises(IoJobError, match="wall=True"):
+        run_io(hm, rw="read", bs=MIB, size=MIB, folder=tmp_path)

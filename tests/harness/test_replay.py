@@ -294,7 +294,6 @@ def test_a_part_keeps_who_waits_for_whom():
             assert part.requests[request.after].session == request.session
 
 
-
 # -- faults -------------------------------------------------------------------------------------
 
 PLANS = {
