@@ -3,12 +3,12 @@
 Sixteen conversations append 64 blocks of 16 MiB (1 GiB) a turn and re-read all of their prefix, all
 at once, through a 200 Gb/s node link; compute and worker links are no bottleneck. Tiers have 8 GiB
 of DRAM. Nothing here is tuned to come out: two outcomes hang on numbers that no source gives
-(refills in flight of CMM-H, demand misses in flight of CXL-HM), and the tests that vary these say so.
+(refills in flight of CMM-H, demand misses in flight of CXL-HM); the tests that vary them say so.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
@@ -38,7 +38,7 @@ PROFILES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def run(
     kind: str,
     *overrides: tuple[str, str],
@@ -98,14 +98,14 @@ def beyond(figures: Figures) -> float:
 
 
 def test_inside_its_dram_cmm_h_reads_at_line_rate():
-    figures = run("cmm-h", prefetch=False)
+    figures = run("cmm-h")
     inside = [rate for turn, rate in rates(figures).items() if turn < DRAM_GIB]
     assert min(inside) > 0.9
-    assert min(rates(run("cmm-h", prefetch=False, dram_gib=32)).values()) > 0.9
+    assert min(rates(run("cmm-h", dram_gib=32)).values()) > 0.9
 
 
 def test_beyond_its_dram_cmm_h_falls_below_half_of_that():
-    small, large = run("cmm-h", prefetch=False), run("cmm-h", prefetch=False, dram_gib=32)
+    small, large = run("cmm-h"), run("cmm-h", dram_gib=32)
     assert small.hit_rate == large.hit_rate == 1
     for turn in BEYOND:
         assert rates(small)[turn] < rates(large)[turn] / 2
@@ -131,7 +131,8 @@ def test_without_prefetch_cxl_hm_is_slower_in_every_turn():
     assert without.hit_rate == 1
     for turn, rate in rates(without).items():
         assert rate < rates(with_it)[turn]
-    assert without.block_read.p50_s > with_it.block_read.p50_s
+    assert without.block_read.mean_s > with_it.block_read.mean_s
+    assert without.block_read.p90_s > with_it.block_read.p90_s
 
 
 def test_beyond_the_dram_the_tiers_come_in_the_papers_order():
@@ -142,7 +143,6 @@ def test_beyond_the_dram_the_tiers_come_in_the_papers_order():
 def test_dram_alone_keeps_its_speed_and_loses_its_hits_as_the_footprint_grows():
     by_turn = {turn.turn: turn for turn in run("dram").turns}
     assert by_turn[DRAM_GIB - 2].hit_rate == 1
-    assert [by_turn[turn].hit_rate for turn in BEYOND] < [0.5] * len(BEYOND)
     assert all(by_turn[turn].hit_rate < 0.5 for turn in BEYOND)
     whole = [run("dram", turns=turns).hit_rate for turns in (6, 9, 12)]
     assert whole[0] == 1
@@ -160,7 +160,8 @@ def test_more_dram_keeps_more_hits():
 
 def collapse(block_mib: int) -> int:
     """Return the first turn in which CMM-H reads at less than half the line rate."""
-    figures = run("cmm-h", prefetch=False, block_mib=block_mib)
+    turns = min(TURNS, TURNS * 24 // block_mib)
+    figures = run("cmm-h", block_mib=block_mib, turns=turns)
     return next((turn for turn, rate in rates(figures).items() if rate < 0.5), TURNS + 1)
 
 
@@ -173,7 +174,7 @@ def test_cmm_h_collapses_earlier_for_larger_blocks():
         assert DRAM_GIB <= turn * size / 16 <= 2 * DRAM_GIB
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "clock", "s3fifo"])
+@pytest.mark.parametrize("policy", ["fifo", "clock", "s3fifo"])
 def test_no_replacement_policy_saves_a_transparent_cache(policy):
     """Each turn reads everything in the same order: the worst case for recency."""
     figures = run("cmm-h", ("policy", policy))
@@ -204,9 +205,7 @@ def test_what_is_left_of_the_gap_is_writes_that_meet_reads():
 
 def test_what_prefetch_is_worth_hangs_on_demand_misses_in_flight():
     """One at a time is an assumption; with four, bandwidth under load needs no prefetch."""
-    four = run(
-        "cxl-hm", ("demand_outstanding", "4"), ("demand_reserve", "768 MiB"), prefetch=False
-    )
+    four = run("cxl-hm", ("demand_outstanding", "4"), ("demand_reserve", "768 MiB"), prefetch=False)
     assert beyond(four) == pytest.approx(beyond(run("cxl-hm")), rel=0.05)
 
 

@@ -481,6 +481,29 @@ def test_a_load_that_is_not_done_after_10_s_ends_with_what_it_has(make_rig: Make
     rig.run(test)
 
 
+def test_a_read_that_hangs_does_not_touch_what_is_stored_at_its_address_next(
+    make_rig: MakeRig,
+) -> None:
+    extent = 16 * MIB + PAGE_BYTES
+    rule = FaultRule(point="ssd.read", kind="delay", limit=1, delay_s=30.0)
+    rig = make_rig(capacity=extent, segment=extent, fault_plan=faults(rule))
+
+    async def test() -> None:
+        old, new = chain(1, 1), chain(1, 2)
+        await rig.stored(old)
+        await rig.lookup(1, old)
+        await rig.clock.sleep(0.01)
+        rig.connector.release(1)
+        await rig.clock.sleep(0.01)
+        rig.master.evict(old)
+        await rig.stored(new)
+        began = rig.clock.now()
+        assert await rig.read(new) == 1
+        assert rig.clock.now() - began < 1.0
+
+    rig.run(test, settle_s=40)
+
+
 def test_a_timed_out_load_gives_its_tokens_back_before_the_request_is_released(
     make_rig: MakeRig,
 ) -> None:
