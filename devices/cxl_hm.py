@@ -515,20 +515,21 @@ class CxlHm:
 
     async def _flush(self, entry: _Buffered) -> None:
         entry.phase = _Phase.FLUSHING
-        for _ in range(FLUSH_TRIES):
-            try:
-                await self.ssds.write(entry.address, self.arena, entry.extents, priority=1)
-            except DeviceError:
-                self.counters.flush_failed += 1
-            else:
-                self.counters.flushed += 1
-                break
-        else:
+        try:
+            for _ in range(FLUSH_TRIES):
+                try:
+                    await self.ssds.write(entry.address, self.arena, entry.extents, priority=1)
+                except DeviceError:
+                    self.counters.flush_failed += 1
+                else:
+                    self.counters.flushed += 1
+                    return
             # What lies at the address now is not the object: its owner must forget it first.
             self.counters.lost += 1
             if self._buffered.get(entry.address) is entry:
                 self.on_lost(entry.address)
-        self._end_buffered(entry)
+        finally:
+            self._end_buffered(entry)
 
     def _end_buffered(self, entry: _Buffered) -> None:
         """End the buffer's copy, but for those who read it right now."""

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-
 def commands() -> list[str]:
     """Return every cxlbench command of README and docs; those of cli.md have a test of theirs."""
     found = []
@@ -59,9 +58,9 @@ def test_every_command_shown_works(tmp_path, monkeypatch):
     for line in shown:
         words = shlex.split(line)
         needs_trace = any(".jsonl" in word and not Path(word).exists() for word in words[1:])
-        if words[0] in ("demo", "bench", "calibrate", "doctor"):
-            words = [*words, "--help"]
-        elif words[0] == "replay" and needs_trace:
+        if words[0] in ("demo", "bench", "calibrate", "doctor") or (
+            words[0] == "replay" and needs_trace
+        ):
             words = [*words, "--help"]
         ran = CliRunner().invoke(main, words)
         assert ran.exit_code in (0, 3), f"cxlbench {line}: {ran.output}"

@@ -29,7 +29,7 @@ class Model:
     def __init__(self) -> None:
         self.lru: OrderedDict[int, None] = OrderedDict()
         self.valid: set[int] = set()
-        self.dirty: set[int] = set()
+        self.dirty: dict[int, range] = {}
         self.pins: dict[int, int] = {}
         self.hits = self.misses = self.evictions = self.written_back = 0
 
@@ -56,8 +56,9 @@ class Model:
             self.lru[granule] = None
         self.valid.discard(victim)
         self.evictions += 1
-        if victim // PER_SLOT in self.dirty:
-            self.dirty.discard(victim // PER_SLOT)
+        # A shorter object may lie where a longer one was: not every granule of a slot is its own.
+        if victim in self.dirty.get(victim // PER_SLOT, ()):
+            del self.dirty[victim // PER_SLOT]
             self.written_back += 1
 
     def unpin(self, granules: range) -> None:
@@ -129,7 +130,7 @@ class CmmHMachine(RuleBasedStateMachine):
         self.device.commit(self.address(slot))
         self.model.unpin(self.granules(slot))
         self.model.valid |= set(self.granules(slot))
-        self.model.dirty.add(slot)
+        self.model.dirty[slot] = self.granules(slot)
         self.stage[slot] = "committed"
         if self.eager == "true":
             self.write_back()
@@ -159,7 +160,7 @@ class CmmHMachine(RuleBasedStateMachine):
 
     def forget(self, slot: int) -> None:
         self.model.valid -= set(self.granules(slot))
-        self.model.dirty.discard(slot)
+        self.model.dirty.pop(slot, None)
         del self.stage[slot], self.tags[slot]
 
     @rule(slot=slots)
