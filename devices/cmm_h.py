@@ -36,7 +36,7 @@ from cxlbench.emu.memory import (
     PhantomArena,
     page_ceil,
 )
-from cxlbench.emu.pipe import Pipe, Reservation
+from cxlbench.emu.pipe import Pipe, Reservation, finished
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Budget, Signal
 
@@ -174,6 +174,8 @@ class CmmH:
         lines: list[Line] = []
         try:
             lines = await self._pin(stored.pieces)
+            if self._objects.get(address) is not stored:
+                raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was discarded")
             fills = self._refill(stored, lines)
         except BaseException:
             self._unpin(lines)
@@ -201,23 +203,30 @@ class CmmH:
         if missing:
             nbytes = sum(piece.length for piece, _ in missing)
             self.counters.refilled_bytes += nbytes
-            ends = [b.end_s for b in self.ssds.book_read(missing[0][0].address, nbytes)]
+            runs = self._runs(missing)
             booking = self.misses.reserve(nbytes)
-            booking.end_s = max(*ends, booking.end_s) + self.profile.ssd.read_latency
+            for address, extents in runs:
+                for part in self.ssds.book_read(address, sum(length for _, length in extents)):
+                    booking.end_s = max(booking.end_s, part.end_s)
+            booking.end_s += self.profile.ssd.read_latency
             fill = _Fill(booking, Signal(self.clock))
             for piece, line in missing:
                 self._fills.setdefault(line, []).append((piece.mask, fill))
                 line.pins += 1
-            self._jobs.spawn(self._fetch(missing, fill))
+            self._jobs.spawn(self._fetch(missing, runs, fill))
             fills.append(fill)
         return fills
 
-    async def _fetch(self, missing: list[tuple[Piece, Line]], fill: _Fill) -> None:
-        """Bring the bytes of a refill; only then are its pages valid."""
+    async def _fetch(
+        self, missing: list[tuple[Piece, Line]], runs: list[tuple[int, list[Extent]]], fill: _Fill
+    ) -> None:
+        """Bring the bytes of a refill; its pages are valid when its time is over too."""
         error: DeviceError | None = None
         try:
-            for address, extents in self._runs(missing):
+            for address, extents in runs:
                 await self.ssds.fetch(address, self.arena, extents)
+            fill.done.set(None)
+            await finished(self.clock, fill.booking)
             for piece, line in missing:
                 line.valid |= piece.mask
         except DeviceError as failed:
@@ -282,8 +291,6 @@ class CmmH:
         try:
             for stored in self.cache.owners(victim):
                 await self._write_back(self._objects.get(stored))
-            if victim.dirty:
-                victim.dirty = 0  # nobody owns these bytes any more
         finally:
             self._unpin([victim])
 

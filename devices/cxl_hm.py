@@ -211,6 +211,7 @@ class CxlHm:
         self._flushing = 0
         self._flush_wake: Signal[None] = Signal(clock)
         self._idle: Signal[None] | None = None
+        self._filling: dict[Staging, None] = {}
         self._jobs = JobSet(clock)
         self._flusher: Job[None] | None = None
         self._closed = False
@@ -219,8 +220,16 @@ class CxlHm:
         self.on_lost: Callable[[int], None] = _ignore
         """Called with the address of an object that could not be flushed."""
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._cut_off("the device is closed")
+
+    def _cut_off(self, detail: str) -> DeviceError:
+        return DeviceError(Status.FLUSHED, f"{self.name}: {detail}")
+
     def _check(self, address: int, size_bytes: int) -> None:
-        """Refuse what is no object: empty, off the page grid, or beyond the SSDs."""
+        """Refuse what is no object: empty, off the page grid, or beyond the SSDs; or if closed."""
+        self._check_open()
         extent = page_ceil(size_bytes) + page_ceil(self.trailer_bytes)
         if size_bytes < 1 or address < 0 or address + extent > self.capacity_bytes:
             raise DeviceError(
@@ -293,6 +302,7 @@ class CxlHm:
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Pin the object where it is readable: buffered, staged, or staged now (demand miss)."""
+        self._check_open()
         buffered = self._buffered.get(address)
         if buffered is not None and buffered.phase not in (_Phase.RESERVED, _Phase.RECEIVED):
             if size_bytes != buffered.size_bytes:
@@ -331,6 +341,7 @@ class CxlHm:
         await self._demand.take(1)
         try:
             while True:
+                self._check_open()
                 staging = self._find_staged(address, size_bytes)
                 if staging is not None:
                     staging.holders += 1
@@ -362,29 +373,34 @@ class CxlHm:
             staging.extents += self._footers.extents(footer, self.trailer_bytes)
         # A second holder, until the staging I/O has ended: frames in use by it cannot go free.
         staging.holders += 1
-        self._staged[address] = staging
+        # Who asks for another size than what is staged there (outdated) gets frames of its own.
+        self._staged.setdefault(address, staging)
         self.counters.staged += 1
+        self._filling[staging] = None
         self._jobs.spawn(self._fill(staging))
         return staging
 
     async def _fill(self, staging: Staging) -> None:
-        error: DeviceError | None = DeviceError(
-            Status.FLUSHED, f"{self.name}: staging of {staging.address} was cut off"
-        )
+        error: DeviceError | None = self._cut_off(f"staging of {staging.address} was cut off")
         try:
             await self.ssds.read(staging.address, self.arena, staging.extents)
             error = None
         except DeviceError as failed:
             error = failed
         finally:
-            if error is not None and self._staged.get(staging.address) is staging:
-                # Nobody may find the broken staging; a later read tries the SSDs again.
-                del self._staged[staging.address]
-            if staging.demand:
-                staging.demand = False
-                self._demand.give(1)
-            staging.ready.set(error)
-            self._drop(staging)
+            self._filled(staging, error)
+
+    def _filled(self, staging: Staging, error: DeviceError | None) -> None:
+        """End the staging I/O: tell who waits for it, and let its hold on the frames go."""
+        del self._filling[staging]
+        if error is not None and self._staged.get(staging.address) is staging:
+            # Nobody may find the broken staging; a later read tries the SSDs again.
+            del self._staged[staging.address]
+        if staging.demand:
+            staging.demand = False
+            self._demand.give(1)
+        staging.ready.set(error)
+        self._drop(staging)
 
     def _drop(self, staging: Staging) -> None:
         staging.holders -= 1
@@ -401,7 +417,8 @@ class CxlHm:
         """Let demand misses look for frames again, in their order; then prefetches."""
         waited, self._frames_free = self._frames_free, Signal(self.clock)
         waited.set(None)
-        self.on_frames_free()
+        if not self._closed:
+            self.on_frames_free()
 
     def _find_staged(self, address: int, size_bytes: int) -> Staging | None:
         staging = self._staged.get(address)
@@ -574,16 +591,24 @@ class CxlHm:
         }
 
     async def quiesce(self) -> None:
-        """Wait until everything committed is flushed."""
-        while self._flush_queue or self._flushing:
+        """Wait until everything committed is flushed, or the device is closed."""
+        while not self._closed and (self._flush_queue or self._flushing):
             if self._idle is None or self._idle.is_set():
                 self._idle = Signal(self.clock)
             await self._idle.wait()
 
     async def close(self) -> None:
-        """Stop flushing (what is not flushed is lost) and release memory and files."""
+        """Stop flushing (what is not flushed is lost) and release memory and files.
+
+        Who waits for staging gets a ``DeviceError`` (FLUSHED), as does who asks afterwards.
+        """
         self._closed = True
+        if self._idle is not None:
+            self._idle.set(None)
+        self._wake_for_frames()
         await self._jobs.cancel()
+        for staging in list(self._filling):  # a task cancelled before its first step never ran
+            self._filled(staging, self._cut_off(f"staging of {staging.address} was cut off"))
         self.ssds.backing.close()
         self.arena.close()
 

@@ -83,7 +83,7 @@ class Expander:
         raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
-        """Pin an object; the access latency passes first."""
+        """Pin an object. The access latency is left to who accesses it."""
         stored = self._objects.get(address)
         if stored is None or not stored.committed or stored.size_bytes != size_bytes:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: nothing committed at {address}")
@@ -174,7 +174,7 @@ class _View:
 
     def copy_into(self, payload: Buffer, trailer: Bytes | None, digest: Digest | None) -> None:
         self._device.arena.load(self._extents[:1], payload, digest)
-        if trailer is not None:
+        if trailer is not None and self._device.trailer_bytes:
             self._device.arena.load(self._extents[1:], trailer)
 
     async def arrived(self) -> None:

@@ -89,6 +89,11 @@ class TierRun:
     whole: ReplayResult | None
 
     @property
+    def runs(self) -> tuple[ReplayResult, ...]:
+        """All runs of the tier."""
+        return tuple(run for run in (self.wall, self.virtual, self.whole) if run is not None)
+
+    @property
     def errors(self) -> tuple[float, float]:
         """Relative difference of block reads, wall against virtual, at p50 and p90."""
         real, model = self.wall.figures.block_read, self.virtual.figures.block_read
@@ -110,8 +115,7 @@ class DemoResult:
     @property
     def ok(self) -> bool:
         """Whether no wrong byte was delivered and nothing leaked, in any run."""
-        runs = [r for t in self.tiers for r in (t.wall, t.virtual, t.whole) if r is not None]
-        return all(run.correct for run in runs)
+        return all(run.correct for tier in self.tiers for run in tier.runs)
 
     def text(self) -> str:
         """Return the report for a terminal."""

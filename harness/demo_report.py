@@ -48,9 +48,10 @@ def report_text(result: DemoResult) -> str:
         for tier in result.tiers
         if tier.wall.fidelity is not None
     ]
-    wrong = sum(t.wall.figures.wrong_blocks + t.virtual.figures.wrong_blocks for t in result.tiers)
+    runs = [run.figures for tier in result.tiers for run in tier.runs]
+    wrong = sum(figures.wrong_blocks for figures in runs)
     checked = sum(tier.wall.figures.block_read.count for tier in result.tiers)
-    held = {k: v for t in result.tiers for k, v in t.wall.figures.held_at_rest.items()}
+    held = {name: count for figures in runs for name, count in figures.held_at_rest.items()}
     lines += [
         f"data: {checked:,} blocks read back and compared byte by byte, {wrong} wrong; "
         + (f"still held: {held}" if held else "nothing held at rest"),

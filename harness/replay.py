@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cxlbench.devices.profile import scaled_bytes
 from cxlbench.emu.clock import Clock, JobSet, VirtualClock, WallClock
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.sync import Signal
@@ -26,7 +25,7 @@ from cxlbench.harness.engine import EngineModel
 from cxlbench.harness.fidelity import Fidelity, measure
 from cxlbench.harness.metrics import BlockLog, Figures, Spread, turn_figures
 from cxlbench.harness.requests import Request, Workload
-from cxlbench.harness.rig import Rig, RigSpec
+from cxlbench.harness.rig import Rig, RigSpec, scaled_block_bytes
 from cxlbench.harness.worker import RequestRecord, Worker
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.identity import Namespace, trace_keys
@@ -126,8 +125,7 @@ class _Run:
         self._turns: dict[int, int] = {}
         self._serving = JobSet(clock)
         phantom = clock.kind == "virtual"
-        block_bytes = scaled_bytes(spec.rig.block_bytes, spec.rig.scale, what="a KV block")
-        content = BlockContent(block_bytes, phantom=phantom, seed=spec.rig.seed)
+        content = BlockContent(scaled_block_bytes(spec.rig), phantom=phantom, seed=spec.rig.seed)
         self.rig = Rig(
             clock,
             spec.rig,

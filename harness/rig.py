@@ -98,6 +98,11 @@ class RigSpec:
     seed: int = 0
 
 
+def scaled_block_bytes(spec: RigSpec) -> int:
+    """Return the bytes of a block at the spec's scale, in whole words of 8 B."""
+    return scaled_bytes(spec.block_bytes, spec.scale, what="a KV block") // 8 * 8
+
+
 class Rig:
     """The running system. ``close`` it when done."""
 
@@ -114,7 +119,7 @@ class Rig:
         self.clock = clock
         self.spec = spec
         self.faults = faults or FaultPlan.none()
-        self.block_bytes = scaled_bytes(spec.block_bytes, spec.scale, what="a KV block")
+        self.block_bytes = scaled_block_bytes(spec)
         self.fabric = Fabric(clock, seed=spec.seed, faults=self.faults)
         self.control = ControlPlane(clock, spec.software, faults=self.faults)
         self.pipes: list[Pipe] = []

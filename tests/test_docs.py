@@ -1,11 +1,20 @@
-"""README and docs: links lead somewhere, and every command they show is one that works."""
+"""README and docs: links lead somewhere, files exist, and every command they show is one.
+
+Commands of ``docs/cli.md`` are run by ``tests/harness/test_example.py``. Of the others, cheap ones
+are run, in order, in an empty folder, as a reader would; those of ``PARSED`` are parsed by the
+command line itself, options and values, without being run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -13,20 +22,51 @@ from cxlbench.harness.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_ELSEWHERE = ROOT / "docs" / "cli.md"
+PARSED = {"demo": "a minute", "bench": "seconds", "calibrate": "seconds", "doctor": "seconds"}
+"""Commands that are only parsed here, and how long they take."""
+
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.|…")
+"""In running text: ``cxlbench COMMAND --help``."""
 
 
-def commands() -> list[str]:
-    """Return every cxlbench command of README and docs; those of cli.md have a test of theirs."""
+def shown(page: Path) -> list[str]:
+    """Return the commands in a page's shell blocks, without prompt and comment."""
     found = []
-    for page in PAGES:
-        if page.name == "cli.md":
-            continue
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                match = re.match(r"(?:\.venv/bin/)?cxlbench (.*)", line.split("  #")[0].strip())
-                if match:
-                    found.append(match[1])
-    return list(dict.fromkeys(found))
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            command = " ".join(shlex.split(line, comments=True)) and line.split("  #")[0].strip()
+            if command:
+                found.append(command.removeprefix("$ ").removeprefix(".venv/bin/"))
+    return found
+
+
+def mentioned(page: Path) -> list[str]:
+    """Return the commands in a page's running text."""
+    spans = re.findall(r"`((?:cxlbench|make) [^`]+)`", page.read_text())
+    return [" ".join(span.split()) for span in spans if not PLACEHOLDER.search(span)]
+
+
+def parse(words: list[str]) -> None:
+    """Let the command line read all options and values of a command; raises what it refuses."""
+    context = click.Context(main, info_name="cxlbench")
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command = found
+        if not isinstance(command, click.Group):
+            break
+        context = click.Context(command, info_name=name, parent=context)
+    command.make_context(command.name, list(words), parent=context)
+
+
+def make(target: str) -> int:
+    """Return whether make knows a target, as an exit code."""
+    ran = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, timeout=30, check=False
+    )
+    return ran.returncode
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,31 +76,87 @@ def test_relative_links_resolve(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_walkthrough_names_files_that_exist():
-    text = (ROOT / "docs/walkthrough.md").read_text()
-    named = set(re.findall(r"`((?:emu|devices|kv|hymcache|harness)/[\w/]+\.py)`", text))
-    assert len(named) > 10
-    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page):
+    named = set(
+        re.findall(
+            r"`((?:emu|devices|kv|hymcache|harness|docs|tests)/[\w/]*(?:\.\w+)?)`",
+            page.read_text(),
+        )
+    )
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    if page.name == "walkthrough.md":
+        assert len(named) > 10
 
 
-def test_the_readmes_make_targets_exist():
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    shown = set(re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert shown == {"demo", "test"}
-    assert shown <= targets
+def test_every_page_is_linked_from_the_readme():
+    text = (ROOT / "README.md").read_text()
+    for page in PAGES[1:]:
+        assert f"(docs/{page.name})" in text
 
 
-def test_every_command_shown_works(tmp_path, monkeypatch):
-    """Run them in order in an empty folder, as a reader would; what needs a trace is parsed."""
+def test_the_readmes_first_commands_are_demo_and_test():
+    assert shown(ROOT / "README.md")[:2] == ["make demo", "make test"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_knows_every_target_shown(page):
+    for command in (*shown(page), *mentioned(page)):
+        program, *targets = shlex.split(command)
+        if program == "make":
+            assert [make(target) for target in targets] == [0] * len(targets), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_shown_is_accepted(page):
+    for command in shown(page):
+        program, *words = shlex.split(command)
+        assert program in ("cxlbench", "make"), command
+        if program == "cxlbench":
+            parse(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_mentioned_exists_with_its_options(page):
+    for command in mentioned(page):
+        program, *words = shlex.split(command)
+        if program == "cxlbench" and words[-1] != "--help":
+            with contextlib.suppress(click.BadOptionUsage):  # `cxlbench demo --trace`
+                parse(words)
+
+
+def test_every_cheap_command_shown_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = commands()
-    assert len(shown) >= 5
-    for line in shown:
-        words = shlex.split(line)
-        needs_trace = any(".jsonl" in word and not Path(word).exists() for word in words[1:])
-        if words[0] in ("demo", "bench", "calibrate", "doctor") or (
-            words[0] == "replay" and needs_trace
-        ):
-            words = [*words, "--help"]
-        ran = CliRunner().invoke(main, words)
-        assert ran.exit_code in (0, 3), f"cxlbench {line}: {ran.output}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ran = []
+    for page in PAGES:
+        if page == RUN_ELSEWHERE:
+            continue
+        for command in shown(page):
+            program, *words = shlex.split(command)
+            if program == "cxlbench" and words[0] not in PARSED:
+                result = CliRunner().invoke(main, words)
+                assert result.exit_code == 0, f"{command}: {result.output}"
+                ran.append(command)
+    assert len(ran) >= 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "demo --budgit 3",
+        "demo --budget soon",
+        "replay",
+        "profiles show",
+        "io --rw sideways",
+        "runn",
+    ],
+)
+def test_a_command_that_is_wrong_would_be_noticed(wrong):
+    with pytest.raises(click.UsageError):
+        parse(shlex.split(wrong))
+
+
+def test_a_target_that_is_wrong_would_be_noticed():
+    assert make("dmeo") != 0

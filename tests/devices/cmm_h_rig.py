@@ -9,10 +9,9 @@ import numpy as np
 
 from cxlbench.devices.cmm_h import CmmH
 from cxlbench.devices.profile import CmmHProfile, load_as
-from cxlbench.emu.clock import Clock
 from cxlbench.emu.memory import Buffer, PhantomBuffer, page_ceil
 from cxlbench.emu.pipe import finished
-from cxlbench.harness.held_clock import HeldVirtualClock
+from cxlbench.harness.held_clock import HeldVirtualClock, HeldWallClock
 
 T = TypeVar("T")
 
@@ -32,17 +31,17 @@ def small_profile(granules: int = 8, **overrides: str) -> CmmHProfile:
 
 
 class Host:
-    """One device on a virtual clock that runs only inside the calls."""
+    """One device on a clock that runs only inside the calls."""
 
     def __init__(
         self,
         profile: CmmHProfile,
         *,
         phantom: bool = False,
-        clock: Clock | None = None,
+        clock: HeldWallClock | None = None,
         **options: Any,
     ) -> None:
-        self.clock = clock or HeldVirtualClock()
+        self.clock: HeldVirtualClock | HeldWallClock = clock or HeldVirtualClock()
         self.phantom = phantom
         options.setdefault("trailer_bytes", 0)
         options.setdefault("capacity_bytes", 256 * profile.cache_granule)
@@ -51,7 +50,6 @@ class Host:
         self.device.on_lost = self.lost.append
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        assert isinstance(self.clock, HeldVirtualClock)
         return self.clock.drive(work)
 
     def content(self, tag: int, nbytes: int) -> Buffer:

@@ -6,11 +6,12 @@ decides: how many flushes have ended. Where nothing is in flight, frames are cou
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,16 +19,20 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from cxlbench.devices.cxl_hm import CxlHm
+from cxlbench.emu.clock import DeadlockError
 from cxlbench.emu.faults import Fault
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.harness.held_clock import HeldVirtualClock
-from tests.devices.cxl_hm_rig import BUFFER, DEPTH, FRAME, RESERVE, SIZE, STAGING, HmRig, at
+from tests.devices import test_cxl_hm_mutants as mutants
+from tests.devices.cxl_hm_rig import FRAME, SIZE, HmRig, at
 
-SLOTS = st.integers(0, 5)
-SIZES = st.sampled_from([100, SIZE, 2 * FRAME, 3 * FRAME, 3 * FRAME + 1])
+STAGING, RESERVE, BUFFER, DEPTH = 12, 4, 6, 5
+SLOTS = st.integers(0, 3)
+SIZES = st.sampled_from([100, SIZE, 3 * FRAME + 1])
 PICKS = st.integers(0, 1000)
 
 
@@ -86,6 +91,8 @@ class CxlHmMachine(RuleBasedStateMachine):
             clock=self.clock,
             faults=self.faults,
             device_type=self.device_type,
+            dram_capacity=(STAGING + BUFFER) * FRAME,
+            write_buffer_share=BUFFER / (STAGING + BUFFER),
             prefetch_depth=DEPTH,
         )
         self.device = self.rig.device
@@ -112,6 +119,8 @@ class CxlHmMachine(RuleBasedStateMachine):
         try:
             self.drive(self.rig.settle())
         finally:
+            with contextlib.suppress(Exception):
+                self.drive(self.device.close())
             self.clock.close()
 
     def drive(self, work):
@@ -132,8 +141,10 @@ class CxlHmMachine(RuleBasedStateMachine):
         return result
 
     def lose(self, address):
-        self.queue[0].lost = True
-        assert at(self.queue[0].slot) == address
+        counters = self.device.counters
+        stored = self.queue[counters.flushed + counters.lost - self.ended - 1]
+        assert at(stored.slot) == address
+        stored.lost = True
         self.events["lost"] += 1
 
     @property
@@ -178,13 +189,11 @@ class CxlHmMachine(RuleBasedStateMachine):
 
     @rule(slot=SLOTS, size=SIZES)
     def admit(self, slot, size):
-        if slot in self.now:
-            with (
-                pytest.raises(ValueError, match="already being written")
-                if self.now[slot].buffered
-                else pytest.raises(AssertionError)
-            ):
-                assert not self.device.admit(at(slot), size) if self.now[slot].buffered else False
+        old = self.now.get(slot)
+        if old is not None:
+            if old.buffered:
+                with pytest.raises(ValueError, match="already being written"):
+                    self.device.admit(at(slot), size)
             return
         fits = self.buffer_frames() + frames_of(size) <= BUFFER
         given = self.device.admit(at(slot), size)
@@ -221,6 +230,16 @@ class CxlHmMachine(RuleBasedStateMachine):
         self.staged.pop(slot, None)
         self.drive(self.clock.gather())
 
+    @rule(slot=SLOTS, size=SIZES, flush=st.booleans())
+    def store(self, slot, size, flush):
+        """The usual way of an object, in one step."""
+        self.discard(slot)
+        self.admit(slot, size)
+        self.receive(slot)
+        self.commit(slot)
+        if flush:
+            self.let_time_pass(500.0)
+
     @rule(slot=SLOTS)
     def cancel(self, slot):
         stored = self.now.get(slot)
@@ -246,7 +265,19 @@ class CxlHmMachine(RuleBasedStateMachine):
         elif stored in self.queue:
             self.events["discarded in its flush"] += 1
 
+    @rule(slot=SLOTS)
+    def renew(self, slot):
+        """An address is used again, for an object of the same size."""
+        stored = self.now.get(slot)
+        if stored is not None and stored.state == "committed":
+            self.store(slot, stored.size, flush=True)
+
     # -- reads ---------------------------------------------------------------------------------
+
+    @rule()
+    def prefetch_everything(self):
+        for slot in range(4):
+            self.prefetch(slot)
 
     @rule(slot=SLOTS)
     def prefetch(self, slot):
@@ -319,6 +350,12 @@ class CxlHmMachine(RuleBasedStateMachine):
             self.reading.append((self.clock.spawn(self.rig.read(slot, stored.size)), stored))
             self.drive(self.clock.gather())
 
+    @rule(slot=SLOTS)
+    def prefetch_what_is_being_read(self, slot):
+        if len(self.reading) < 3 and not self.faults.armed["ssd.read"]:
+            self.start_reading(slot)
+            self.prefetch(slot)
+
     @precondition(lambda self: self.reading)
     @rule()
     def end_reading(self):
@@ -384,8 +421,48 @@ class OnBytes(CxlHmMachine):
     phantom = False
 
 
-STEPS = settings(max_examples=60, stateful_step_count=40)
-TestOnTags = CxlHmMachine.TestCase
-TestOnTags.settings = STEPS
-TestOnBytes = OnBytes.TestCase
-TestOnBytes.settings = STEPS
+RUNS = settings(max_examples=80, stateful_step_count=40)
+HUNT = settings(RUNS, max_examples=500, phases=[Phase.generate], print_blob=False)
+REACHED = {
+    "read",
+    "read error",
+    "shared",
+    "prefetch refused",
+    "write refused",
+    "lost",
+    "discarded in its flush",
+    "discarded before its flush",
+}
+
+
+@pytest.mark.parametrize("kind", [CxlHmMachine, OnBytes])
+def test_any_order_of_calls_agrees_with_the_model(kind):
+    reached = Counter()
+
+    class Machine(kind):
+        def teardown(self):
+            super().teardown()
+            reached.update(self.events)
+
+    run_state_machine_as_test(Machine, settings=RUNS)
+    assert set(reached) == REACHED  # so the model was put to the test
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        mutants.AdmitsBeyondTheBuffer,
+        mutants.FreesAtRelease,
+        mutants.KeepsNothingBack,
+        mutants.KeepsOldStaging,
+        mutants.KeepsWhatItLost,
+        mutants.ReadsWhatIsNotCommitted,
+        mutants.StagesInTheWriteBuffer,
+    ],
+)
+def test_the_model_finds_mutants(mutant):
+    class Machine(CxlHmMachine):
+        device_type = mutant
+
+    with pytest.raises((AssertionError, DeadlockError, DeviceError, ExceptionGroup)):
+        run_state_machine_as_test(Machine, settings=HUNT)

@@ -67,11 +67,11 @@ def test_a_window_in_which_a_tenth_was_late_is_a_complaint():
     assert not measure(clock(), [pipe("nic", due, done)]).trusted
 
 
-@given(st.floats(0.5, 1.5))
+@given(st.floats(0.96, 1.0))
 def test_a_short_burst_late_by_less_than_lateness_may_be_is_trusted(start_s):
     """Also where it straddles the edge of a window: that is lateness, and judged as such."""
     due = start_s + (np.arange(40) + 1) * 0.7e-3
-    assert measure(clock(), [pipe("nic", due, due + 0.3e-3)]).trusted
+    assert measure(clock(), [pipe("nic", due, due + 0.9e-3)]).trusted
 
 
 def test_windows_with_few_transfers_say_nothing():

@@ -13,10 +13,11 @@ from cxlbench.emu.memory import PhantomBuffer
 from cxlbench.emu.status import DeviceError, HostLimitError
 from cxlbench.harness import rig as rig_module
 from cxlbench.harness.rig import Rig
+from cxlbench.kv.footer import object_extent_bytes
 from cxlbench.kv.identity import Namespace, trace_keys
 from cxlbench.kv.payload import ObjectTag
 from cxlbench.kv.results import KeyResult
-from tests.harness.workbench import BLOCK_BYTES, DEVICES, GIB, spec
+from tests.harness.workbench import BLOCK_BYTES, DEVICES, GIB, device, spec
 
 SPACE = Namespace("model", "revision", "bfloat16", "layout", 128)
 KEYS = trace_keys(SPACE, range(4))
@@ -217,3 +218,18 @@ def test_a_rig_that_cannot_be_built_leaves_no_file_open(tmp_path, monkeypatch, k
     assert list(tmp_path.iterdir()) == []
     assert open_files(tmp_path) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("cxlbench-io")]
+
+
+@pytest.mark.parametrize("gib", [2, 8, 16, 64])
+def test_a_device_holds_about_as_many_blocks_as_fit_its_capacity(gib):
+    """Segments are whole extents of a block, so what is left over at their ends is small."""
+    fit = gib * GIB // object_extent_bytes(BLOCK_BYTES)
+
+    async def fill(rig):
+        (allocator,) = rig.nodes[0].allocators
+        held = 0
+        while allocator.allocate(object_extent_bytes(BLOCK_BYTES)) is not None:
+            held += 1
+        return held
+
+    assert in_virtual_time(spec_of("dram", device=device("dram", gib * GIB)), fill) > 0.97 * fit

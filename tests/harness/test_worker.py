@@ -148,6 +148,12 @@ def test_a_prompt_of_exactly_one_block_is_stored_and_computed_again():
     assert desk.tier.called("store") == [(0, keys(7)), (1, keys(7))]
 
 
+def test_the_block_that_ends_a_prompt_is_in_the_gpu_for_a_longer_one():
+    desk = Desk()
+    _, longer = desk.serve(ask([1, 2], tokens=2 * BLOCK_TOKENS), ask([1, 2, 3]))
+    assert (longer.matched, longer.computed_tokens) == (2, BLOCK_TOKENS + 1)
+
+
 def test_a_prompt_of_whole_blocks_computes_its_last_one():
     desk = Desk(gpu_blocks=0)
     _, again = desk.serve(*[ask([1, 2, 3], tokens=3 * BLOCK_TOKENS)] * 2)
