@@ -246,6 +246,19 @@ def test_another_size_is_another_object(hm):
     assert hm.run(main()) == (None, (0, 0))
 
 
+def test_who_asks_for_another_size_does_not_end_the_sharing_of_what_is_staged(hm):
+    async def main():
+        await hm.put(0)
+        first = hm.prefetch(0)
+        assert await hm.read(0, PAGE_BYTES) is None
+        second = hm.prefetch(0)
+        for request in (first, second):
+            hm.device.chm_prefetch_release(request)
+
+    hm.run(main())
+    assert hm.device.counters.staged == 2  # the object, and what was asked in error
+
+
 def test_another_size_is_refused_where_the_object_is_still_buffered(hm):
     async def main():
         await hm.put(0, size=LARGE, flush=False)

@@ -162,6 +162,22 @@ def test_waiting_for_a_task_or_a_signal_joins_its_logical_time(clock):
     assert clock.run(main()) == (0.0, 0.0)
 
 
+def test_who_waits_for_a_task_goes_on_from_its_end(clock):
+    async def child():
+        await clock.sleep(0.003)
+
+    async def main():
+        begin = clock.now()
+        await clock.spawn(child())
+        awaited = clock.now() - begin
+        await clock.spawn(child()).ended()
+        ended = clock.now() - begin
+        await clock.gather(child(), child())
+        return awaited, ended, clock.now() - begin
+
+    assert clock.run(main()) == pytest.approx((0.003, 0.006, 0.009), abs=1e-12)
+
+
 def test_the_end_of_a_cancelled_task_can_be_awaited(clock):
     async def forever():
         await clock.sleep(1e6)

@@ -37,6 +37,14 @@ def test_two_rules_alike_do_not_fire_together():
     assert {"error", "delay"} == set(kinds)
 
 
+def test_rules_that_differ_in_place_only_draw_different_numbers():
+    here_and_there = plan(
+        {**ERROR, "probability": 0.5, "where": "dev0"},
+        {**ERROR, "probability": 0.5, "where": "dev1"},
+    )
+    assert drawn(here_and_there, name="dev0") != drawn(here_and_there, name="dev1")
+
+
 def test_a_rule_does_not_disturb_what_another_point_draws():
     """Adding a rule elsewhere leaves the faults of a rule as they were."""
     alone = plan({**ERROR, "probability": 0.3})

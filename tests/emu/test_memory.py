@@ -95,6 +95,20 @@ def test_the_digest_sees_the_bytes_in_order():
     arena.close()
 
 
+def test_frames_larger_than_a_copy_step_are_loaded_whole():
+    frame, size = 1 << 20, (3 << 20) - 12345
+    arena = Arena(4 << 20)
+    extents = [(place * frame, frame) for place in (3, 0, 2)]
+    arena.store(extents, noise(size))
+    seen = []
+    buffer = arena.buffer(size)
+    arena.load(extents, buffer, lambda piece: seen.append(len(piece)))
+    assert np.array_equal(buffer, noise(size))
+    assert sum(seen) == size
+    assert max(seen) < frame
+    arena.close()
+
+
 def test_swapped_frames_are_noticed():
     arena = PhantomArena(8 * FRAME)
     arena.store([(0, FRAME), (FRAME, FRAME)], PhantomBuffer(2 * FRAME, "object"))

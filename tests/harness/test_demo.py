@@ -156,6 +156,7 @@ def test_all_tiers_have_the_same_dram():
         sizes = [getattr(d, "dram_capacity", None) or d.capacity for _, d, _, _ in tiers]
         assert sizes == [plan.dram_bytes] * 4
         assert [prefetch for _, _, prefetch, _ in tiers] == [False, False, True, False]
+        assert [capacity for *_, capacity in tiers] == [plan.capacity_bytes] * 3 + [plan.dram_bytes]
 
 
 def test_the_generated_footprint_is_far_over_the_dram_and_fits_the_device():
