@@ -1,29 +1,31 @@
 """CMM-H: a CXL memory device whose DRAM is a transparent cache over SSDs (HyMCache §3.3).
 
 The strawman that HyMCache is compared with. Nobody tells the device what comes next: reads that
-miss refill granules from the SSDs, a replacement policy chooses what they push out, and written
-data is propagated to flash eagerly, at the same priority as reads, so that both meet.
+miss refill granules from the SSDs (``cmm_h_refill.py``), a replacement policy chooses what they
+push out (``cmm_h_cache.py``), and written data goes to flash at the priority of reads, so that both
+meet (``cmm_h_write_back.py``).
 
-The cache tracks ``cache_granule`` bytes at a time, with a page bitmap of what is valid and dirty
-in each. A miss costs SSD time for the missing pages, and passes a *miss engine* that keeps
-``outstanding_misses`` refills of ``refill_unit`` in flight (``miss_bandwidth`` of the profile).
-Both run while the bytes already stream out. Units: bytes, s.
-
-Left out: accesses below a page, read-ahead inside the device, the SSDs' own DRAM.
+The device knows no commit: received bytes are dirty pages at once. That an object can be read from
+its commit on only, and not after its discard, is what all devices of the bench promise. Payload and
+trailer lie behind each other in the address space.
+Units: bytes, s. Left out: accesses below a page, read-ahead, power loss, and ``hit_latency``, which
+whoever accesses the device adds.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from cxlbench.devices.cmm_h_cache import Cache, Line, Piece
-from cxlbench.devices.policies import load_policy
+from cxlbench.devices.cmm_h_cache import Cache, CmmHCounters, Line, Piece
+from cxlbench.devices.cmm_h_refill import CachedView, Frames, MissEngine
+from cxlbench.devices.cmm_h_write_back import WriteBack
+from cxlbench.devices.policies import PolicyFactory, ReplacementPolicy, load_policy
 from cxlbench.devices.profile_kinds import CmmHProfile
 from cxlbench.devices.ssd import SsdArray, make_backing
-from cxlbench.emu.clock import Clock, Job, JobSet
+from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import ReadView
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import (
@@ -31,54 +33,24 @@ from cxlbench.emu.memory import (
     Arena,
     Buffer,
     Bytes,
-    Digest,
-    Extent,
     PhantomArena,
     page_ceil,
 )
-from cxlbench.emu.pipe import Pipe, Reservation, finished
+from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import DeviceError, Status
-from cxlbench.emu.sync import Budget, Signal
-
-WRITE_BACK_TRIES = 3
-
-
-@dataclass(slots=True)
-class CmmHCounters:
-    """What the cache did, in granules and bytes."""
-
-    hits: int = 0
-    misses: int = 0
-    refilled_bytes: int = 0
-    written_back: int = 0
-    write_back_failed: int = 0
-    lost: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Object:
-    """One object at an address, from admission to discard."""
+    """One object, from admission to discard."""
 
     address: int
     size_bytes: int
-    payload: tuple[Piece, ...]
-    trailer: tuple[Piece, ...]
     lines: list[Line] | None = None
+    """Pinned for a WRITE that is on its way."""
     received: bool = False
     committed: bool = False
-    readers: int = 0
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        return (*self.payload, *self.trailer)
-
-
-@dataclass(eq=False, slots=True)
-class _Fill:
-    """Pages on their way from the SSDs into lines; later readers of them wait for it too."""
-
-    booking: Reservation
-    done: Signal[DeviceError | None]
+    lost: bool = False
 
 
 class CmmH:
@@ -95,7 +67,7 @@ class CmmH:
         trailer_bytes: int = PAGE_BYTES,
         capacity_bytes: int | None = None,
         faults: FaultPlan | None = None,
-        policy: str | None = None,
+        policy: str | PolicyFactory | ReplacementPolicy | None = None,
     ) -> None:
         self.clock = clock
         self.name = name
@@ -104,26 +76,27 @@ class CmmH:
         self.page_bytes = PAGE_BYTES
         self.prefetch_depth = 0
         self.counters = CmmHCounters()
-        whole = profile.ssd.capacity * profile.ssd_count
-        self.capacity_bytes = (capacity_bytes or whole) // PAGE_BYTES * PAGE_BYTES
-        if self.capacity_bytes > whole:
+        self.capacity_bytes = (capacity_bytes or profile.capacity) // PAGE_BYTES * PAGE_BYTES
+        if self.capacity_bytes > profile.capacity:
             raise DeviceError(
                 Status.BOUNDS,
-                f"{name}: {self.capacity_bytes} B asked, its {profile.ssd_count} SSDs have {whole}",
+                f"{name}: {self.capacity_bytes} B asked, its {profile.ssd_count} SSDs have "
+                f"{profile.capacity}",
             )
         granule = profile.cache_granule
         granules = profile.dram_capacity // granule
-        self.arena: Arena | PhantomArena = (
-            PhantomArena(granules * granule) if phantom else Arena(granules * granule)
-        )
+        chosen = profile.policy if policy is None else policy
         self.cache = Cache(
             granules,
             granule_bytes=granule,
             ways=profile.associativity,
-            policy=load_policy(policy or profile.policy),
+            policy=load_policy(chosen) if isinstance(chosen, str) else chosen,
+            counters=self.counters,
+        )
+        self.arena: Arena | PhantomArena = (
+            PhantomArena(granules * granule) if phantom else Arena(granules * granule)
         )
         self.port = Pipe(clock, f"{name}.port", profile.port_bandwidth)
-        self.misses = Pipe(clock, f"{name}.misses", profile.miss_bandwidth)
         self.ssds = SsdArray(
             clock,
             profile.ssd,
@@ -142,15 +115,37 @@ class CmmH:
             faults=faults,
         )
         self.on_frames_free: Callable[[], None] = lambda: None
+        """Never called: nothing is ever staged."""
         self.on_lost: Callable[[int], None] = lambda _: None
+        self._closed = False
         self._objects: dict[int, _Object] = {}
-        self._fills: dict[Line, list[tuple[int, _Fill]]] = {}
-        self._allocating = Budget(clock, 1, name=f"{name} allocation")
-        self._writing = Budget(clock, 1, name=f"{name} write-back")
-        self._unpinned: deque[Signal[None]] = deque()
-        self._dirty_queue: deque[_Object] = deque()
-        self._flusher: Job[None] | None = None
-        self._jobs = JobSet(clock)
+        self._layout = lru_cache(maxsize=1024)(self._split)
+        self._write_back = WriteBack(
+            clock,
+            self.cache,
+            self.ssds,
+            self.arena,
+            window_bytes=int(
+                profile.ssd.queue_depth * profile.ssd_count * PAGE_BYTES / profile.scale
+            ),
+            eager=profile.eager_write_back,
+            pieces_of=self._pieces_of,
+            on_lost=self._lose,
+        )
+        self._frames = Frames(clock, self.cache, self._write_back, name=name)
+        self._engine = MissEngine(
+            clock, profile, self.cache, self.ssds, self.arena, on_end=self._frames.wake
+        )
+
+    def _split(self, address: int, size_bytes: int) -> tuple[tuple[Piece, ...], int]:
+        """Return an object's pieces, and how many of them are payload (the rest is trailer)."""
+        payload = self.cache.pieces(address, page_ceil(size_bytes))
+        trailer = self.cache.pieces(address + page_ceil(size_bytes), page_ceil(self.trailer_bytes))
+        return payload + trailer, len(payload)
+
+    def _pieces_of(self, address: int) -> Sequence[Piece]:
+        stored = self._objects.get(address)
+        return () if stored is None else self._layout(address, stored.size_bytes)[0]
 
     # -- reads ----------------------------------------------------------------------------------
 
@@ -166,202 +161,116 @@ class CmmH:
         raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
-        """Pin the object's granules; start refills of what is missing, and let bytes stream."""
+        """Pin the object's granules, start refills of what is missing, and let bytes stream."""
+        stored = self._readable(address, size_bytes)
+        pieces, payload = self._layout(address, size_bytes)
+        lines = await self._frames.pin(pieces)
+        try:
+            if self._readable(address, size_bytes) is not stored:
+                raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was replaced")
+        except DeviceError:
+            self._frames.unpin(lines)
+            raise
+        fills = self._engine.refill(
+            pieces, lines, wanted=lambda: self._objects.get(address) is stored
+        )
+        return CachedView(self.port, self.arena, self._frames, pieces, payload, lines, fills)
+
+    def _readable(self, address: int, size_bytes: int) -> _Object:
+        self._check_open()
         stored = self._objects.get(address)
         if stored is None or not stored.committed or stored.size_bytes != size_bytes:
-            raise DeviceError(Status.NO_OBJECT, f"{self.name}: nothing committed at {address}")
-        stored.readers += 1
-        lines: list[Line] = []
-        try:
-            lines = await self._pin(stored.pieces)
-            if self._objects.get(address) is not stored:
-                raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was discarded")
-            fills = self._refill(stored, lines)
-        except BaseException:
-            self._unpin(lines)
-            stored.readers -= 1
-            raise
-        return _View(self, stored, lines, fills)
-
-    def _refill(self, stored: _Object, lines: list[Line]) -> list[_Fill]:
-        """Start one refill of all missing pages; return it with those already on their way."""
-        fills: list[_Fill] = []
-        missing: list[tuple[Piece, Line]] = []
-        for piece, line in zip(stored.pieces, lines, strict=True):
-            lack = piece.mask & ~line.valid
-            if not lack:
-                self.counters.hits += 1
-                continue
-            for mask, fill in self._fills.get(line, ()):
-                if mask & lack:
-                    lack &= ~mask
-                    if fill not in fills:
-                        fills.append(fill)
-            if lack:
-                self.counters.misses += 1
-                missing.append((piece, line))
-        if missing:
-            nbytes = sum(piece.length for piece, _ in missing)
-            self.counters.refilled_bytes += nbytes
-            runs = self._runs(missing)
-            booking = self.misses.reserve(nbytes)
-            for address, extents in runs:
-                for part in self.ssds.book_read(address, sum(length for _, length in extents)):
-                    booking.end_s = max(booking.end_s, part.end_s)
-            booking.end_s += self.profile.ssd.read_latency
-            fill = _Fill(booking, Signal(self.clock))
-            for piece, line in missing:
-                self._fills.setdefault(line, []).append((piece.mask, fill))
-                line.pins += 1
-            self._jobs.spawn(self._fetch(missing, runs, fill))
-            fills.append(fill)
-        return fills
-
-    async def _fetch(
-        self, missing: list[tuple[Piece, Line]], runs: list[tuple[int, list[Extent]]], fill: _Fill
-    ) -> None:
-        """Bring the bytes of a refill; its pages are valid when its time is over too."""
-        error: DeviceError | None = None
-        try:
-            for address, extents in runs:
-                await self.ssds.fetch(address, self.arena, extents)
-            fill.done.set(None)
-            await finished(self.clock, fill.booking)
-            for piece, line in missing:
-                line.valid |= piece.mask
-        except DeviceError as failed:
-            error = failed
-        finally:
-            for line in {line: None for _, line in missing}:
-                left = [entry for entry in self._fills.pop(line) if entry[1] is not fill]
-                if left:
-                    self._fills[line] = left
-            self._unpin([line for _, line in missing])
-            fill.done.set(error)
-
-    def _runs(self, parts: Iterable[tuple[Piece, Line]]) -> list[tuple[int, list[Extent]]]:
-        """Join pieces that follow each other on the SSDs: (address, arena extents)."""
-        runs: list[tuple[int, list[Extent]]] = []
-        end = -1
-        for piece, line in parts:
-            extent = self.cache.extent(piece, line)
-            if piece.address == end:
-                runs[-1][1].append(extent)
-            else:
-                runs.append((piece.address, [extent]))
-            end = piece.address + piece.length
-        return runs
-
-    # -- lines ----------------------------------------------------------------------------------
-
-    async def _pin(self, pieces: tuple[Piece, ...]) -> list[Line]:
-        """Return the lines of ``pieces``, pinned; evict others for those that are absent.
-
-        Only one caller allocates at a time, and a caller that has all its lines waits for nothing
-        more, so holders of lines cannot dead-lock each other.
-        """
-        lines = self.cache.pin_present(pieces)
-        if lines is not None:
-            return lines
-        if len({piece.granule for piece in pieces}) > self.cache.granules:
-            raise DeviceError(Status.BOUNDS, f"{self.name}: the object is larger than the cache")
-        lines = []
-        await self._allocating.take(1)
-        try:
-            for piece in pieces:
-                while (line := self.cache.pin(piece.granule)) is None:
-                    await self._make_room(piece.granule)
-                lines.append(line)
-        except BaseException:
-            self._unpin(lines)
-            raise
-        finally:
-            self._allocating.give(1)
-        return lines
-
-    async def _make_room(self, granule: int) -> None:
-        """Write a dirty victim back, or wait until somebody unpins a line."""
-        victim = self.cache.dirty_victim(granule)
-        if victim is None:
-            turn: Signal[None] = Signal(self.clock)
-            self._unpinned.append(turn)
-            await turn.wait()
-            return
-        victim.pins += 1
-        try:
-            for stored in self.cache.owners(victim):
-                await self._write_back(self._objects.get(stored))
-        finally:
-            self._unpin([victim])
-
-    def _unpin(self, lines: Iterable[Line]) -> None:
-        free = False
-        for line in lines:
-            line.pins -= 1
-            free = free or not line.pins
-        while free and self._unpinned:
-            self._unpinned.popleft().set(None)
+            raise DeviceError(Status.NO_OBJECT, f"{self.name}: no {size_bytes} B are at {address}")
+        if stored.lost:
+            raise DeviceError(Status.IO_ERROR, f"{self.name}: {address} was not written back")
+        return stored
 
     # -- writes ---------------------------------------------------------------------------------
 
     def admit(self, address: int, size_bytes: int) -> bool:
-        """Accept: a transparent cache never refuses a write inside its capacity."""
+        """Take the address. False only for an object that is larger than the whole cache.
+
+        Raises ``DeviceError`` (BOUNDS) if no object can be there.
+        """
+        self._check_open()
+        extent = page_ceil(size_bytes) + page_ceil(self.trailer_bytes)
+        if size_bytes < 1 or address < 0 or address + extent > self.capacity_bytes:
+            raise DeviceError(
+                Status.BOUNDS,
+                f"{self.name}: {size_bytes} B at {address}, capacity is {self.capacity_bytes} B",
+            )
+        if address % PAGE_BYTES:
+            raise DeviceError(
+                Status.BOUNDS, f"{self.name}: address {address} is not on a {PAGE_BYTES} B page"
+            )
         if address in self._objects:
             raise ValueError(f"{self.name}: address {address} is already taken")
-        payload, trailer = page_ceil(size_bytes), page_ceil(self.trailer_bytes)
-        if address + payload + trailer > self.capacity_bytes:
+        size = self.cache.granule_bytes
+        if (address + extent - 1) // size - address // size >= self.cache.granules:
             return False
-        pieces = self.cache.pieces
-        self._objects[address] = _Object(
-            address, size_bytes, pieces(address, payload), pieces(address + payload, trailer)
-        )
+        self._objects[address] = _Object(address, size_bytes)
         return True
 
     async def ready_to_receive(self, address: int) -> None:
-        """Allocate and pin the granules of an admitted object; dirty victims go out first."""
-        stored = self._objects.get(address)
-        if stored is None or stored.committed:
-            raise DeviceError(Status.NO_OBJECT, f"{self.name}: no reservation at {address}")
-        if stored.lines is None:
-            lines = await self._pin(stored.pieces)
-            if self._objects.get(address) is not stored or stored.lines is not None:
-                self._unpin(lines)  # cancelled, or made ready by another WRITE meanwhile
-                return
-            stored.lines = lines
+        """Pin frames for an admitted object; dirty victims go out first."""
+        stored = self._reserved(address)
+        if stored.lines is not None:
+            return
+        pieces, _ = self._layout(address, stored.size_bytes)
+        lines = await self._frames.pin(pieces)
+        try:
+            # A refill of what was here before must not land on the new bytes.
+            for piece, line in zip(pieces, lines, strict=True):
+                while refill := line.moves(piece.pages, refill=True):
+                    await refill.ended.wait()
+            if self._reserved(address) is not stored:
+                raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was cancelled")
+        except BaseException:
+            self._frames.unpin(lines)
+            raise
+        if stored.lines is not None:
+            self._frames.unpin(lines)  # another WRITE has made it ready meanwhile
+            return
+        stored.lines = lines
+        if stored.received:
+            stored.received = stored.lost = False
+            self.cache.drop(pieces, address)
+            self._write_back.forget(address)
 
     def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
         """Store the bytes of a WRITE into the cache, as dirty pages."""
-        stored = self._objects.get(address)
-        if stored is None or stored.committed or stored.lines is None:
-            raise DeviceError(Status.NO_OBJECT, f"{self.name}: no reservation at {address}")
+        stored = self._reserved(address)
+        if stored.lines is None:
+            raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was not made ready")
         if payload.nbytes != stored.size_bytes:
             raise DeviceError(
                 Status.BOUNDS, f"{self.name}: {payload.nbytes} B for {stored.size_bytes} reserved"
             )
-        extents = [
-            self.cache.extent(piece, line)
-            for piece, line in zip(stored.pieces, stored.lines, strict=True)
-        ]
-        self.arena.store(extents[: len(stored.payload)], payload)
-        if trailer is not None and stored.trailer:
-            self.arena.store(extents[len(stored.payload) :], trailer)
-        for piece, line in zip(stored.pieces, stored.lines, strict=True):
-            line.valid |= piece.mask
-            line.dirty |= piece.mask
-            self.cache.own(line, address)
+        if trailer is not None and len(trailer) > self.trailer_bytes:
+            raise DeviceError(
+                Status.BOUNDS,
+                f"{self.name}: a trailer of {len(trailer)} B, room for {self.trailer_bytes}",
+            )
+        pieces, payload_pieces = self._layout(address, stored.size_bytes)
+        lines, stored.lines = stored.lines, None
+        extents = [(line.base + p.within, p.length) for p, line in zip(pieces, lines, strict=True)]
+        self.arena.store(extents[:payload_pieces], payload)
+        if trailer is not None and len(trailer):
+            self.arena.store(extents[payload_pieces:], trailer)
+        for piece, line in zip(pieces, lines, strict=True):
+            line.valid |= piece.pages
+        self._write_back.mark_dirty(address, pieces, lines)
         stored.received = True
+        self._frames.unpin(lines)
 
     def commit(self, address: int) -> None:
-        """Make the object readable; eager write-back starts."""
+        """Make the object readable."""
         stored = self._objects.get(address)
         if stored is None or not stored.received or stored.committed:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: nothing received at {address}")
+        if stored.lost:
+            raise DeviceError(Status.IO_ERROR, f"{self.name}: {address} was not written back")
         stored.committed = True
-        assert stored.lines is not None
-        lines, stored.lines = stored.lines, None
-        self._unpin(lines)
-        if self.profile.eager_write_back:
-            self._queue_write_back(stored)
 
     def cancel(self, address: int) -> None:
         """Give up a reservation that was not committed."""
@@ -375,134 +284,68 @@ class CmmH:
         stored = self._objects.get(address)
         if stored is not None:
             self._forget(stored)
-            self.ssds.backing.discard(
-                address, page_ceil(size_bytes) + page_ceil(self.trailer_bytes)
-            )
+            extent = page_ceil(stored.size_bytes) + page_ceil(self.trailer_bytes)
+            self.ssds.backing.discard(address, extent)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError(Status.FLUSHED, f"{self.name}: the device is closed")
+
+    def _reserved(self, address: int) -> _Object:
+        self._check_open()
+        stored = self._objects.get(address)
+        if stored is None or stored.committed:
+            raise DeviceError(Status.NO_OBJECT, f"{self.name}: no reservation at {address}")
+        return stored
 
     def _forget(self, stored: _Object) -> None:
+        pieces, _ = self._layout(stored.address, stored.size_bytes)
         del self._objects[stored.address]
+        self._write_back.forget(stored.address)
+        self.cache.drop(pieces, stored.address)
         if stored.lines is not None:
-            self._unpin(stored.lines)
-        for piece in stored.pieces:
-            self.cache.drop_pages(piece, stored.address)
+            self.cache.unpin(stored.lines)
+        self._frames.wake()
 
-    # -- write-back -----------------------------------------------------------------------------
-
-    def _queue_write_back(self, stored: _Object) -> None:
-        self._dirty_queue.append(stored)
-        if self._flusher is None or self._flusher.done():
-            self._flusher = self._jobs.spawn(self._flush(), name=f"{self.name} write-back")
-
-    async def _flush(self) -> None:
-        while self._dirty_queue:
-            await self._write_back(self._dirty_queue.popleft())
-
-    async def _write_back(self, stored: _Object | None) -> None:
-        """Write an object's dirty pages, in order with all other write-backs."""
+    def _lose(self, address: int) -> None:
+        """Give up an object that the SSDs did not take: its owner must forget it."""
+        stored = self._objects.get(address)
         if stored is None:
             return
-        await self._writing.take(1)
-        try:
-            dirty = self._dirty_parts(stored)
-            if not dirty:
-                return
-            for _, line in dirty:
-                line.pins += 1
-            try:
-                kept = await self._write_parts(dirty)
-            finally:
-                self._unpin([line for _, line in dirty])
-            if self._objects.get(stored.address) is not stored:
-                return  # discarded meanwhile
-            for piece, line in dirty:
-                line.dirty &= ~piece.mask
-            if kept:
-                self.counters.written_back += 1
-            else:
-                self.counters.lost += 1
-                self.on_lost(stored.address)
-        finally:
-            self._writing.give(1)
-
-    def _dirty_parts(self, stored: _Object) -> list[tuple[Piece, Line]]:
-        if self._objects.get(stored.address) is not stored or not stored.committed:
-            return []
-        lines = ((piece, self.cache.line(piece.granule)) for piece in stored.pieces)
-        return [(p, line) for p, line in lines if line is not None and line.dirty & p.mask]
-
-    async def _write_parts(self, dirty: list[tuple[Piece, Line]]) -> bool:
-        for address, extents in self._runs(dirty):
-            for attempt in range(WRITE_BACK_TRIES):
-                try:
-                    await self.ssds.write(address, self.arena, extents, priority=0)
-                    break
-                except DeviceError:
-                    self.counters.write_back_failed += 1
-                    if attempt == WRITE_BACK_TRIES - 1:
-                        return False
-        return True
+        self.counters.lost += 1
+        stored.lost = True
+        self._write_back.forget(address)
+        for piece in self._pieces_of(address):
+            line = self.cache.line(piece.granule)
+            if line is not None:
+                line.dirty &= ~piece.pages
+        if stored.committed:
+            self.on_lost(address)
 
     # -- housekeeping ---------------------------------------------------------------------------
 
     def at_rest(self) -> dict[str, int]:
         """Count what is held for somebody; dirty data is not."""
-        objects = self._objects.values()
         return {
-            "cache reservations": sum(not stored.committed for stored in objects),
-            "cache readers": sum(stored.readers for stored in objects),
+            "cache reservations": sum(not s.committed for s in self._objects.values()),
+            "cache readers": self._frames.readers,
             "cache pins": self.cache.pins,
-            "refills": len(self._fills),
+            "refills": self._engine.running,
         }
 
     async def quiesce(self) -> None:
-        """Write everything back that is dirty."""
-        for stored in list(self._objects.values()):
-            if stored.committed and self._dirty_parts(stored):
-                self._queue_write_back(stored)
-        if self._flusher is not None and not self._flusher.done():
-            await self._flusher.ended()
+        """Write everything back that is dirty, and let refills end that nobody waits for."""
+        await self._write_back.drain()
+        await self._engine.idle()
 
     async def close(self) -> None:
-        """Stop write-back (what is dirty is lost) and release memory and files."""
-        await self._jobs.cancel()
+        """Stop write-back (what is dirty is lost) and release memory and files.
+
+        Who waits for a refill or a frame gets a ``DeviceError`` (FLUSHED), as does who asks later.
+        """
+        self._closed = True
+        self._frames.close()
+        await self._write_back.close()
+        await self._engine.close()
         self.ssds.backing.close()
         self.arena.close()
-
-
-class _View:
-    """A pinned object, and the refills that its bytes may still wait for."""
-
-    __slots__ = ("_device", "_fills", "_lines", "_object", "_open", "bookings", "port")
-
-    def __init__(
-        self, device: CmmH, stored: _Object, lines: list[Line], fills: list[_Fill]
-    ) -> None:
-        self.port = device.port
-        self.bookings: tuple[Reservation, ...] = tuple(fill.booking for fill in fills)
-        self._device = device
-        self._object = stored
-        self._lines = lines
-        self._fills = fills
-        self._open = True
-
-    async def arrived(self) -> None:
-        for fill in self._fills:
-            error = await fill.done.wait()
-            if error is not None:
-                raise error
-
-    def copy_into(self, payload: Buffer, trailer: Bytes | None, digest: Digest | None) -> None:
-        stored, cache = self._object, self._device.cache
-        extents = [
-            cache.extent(piece, line)
-            for piece, line in zip(stored.pieces, self._lines, strict=True)
-        ]
-        self._device.arena.load(extents[: len(stored.payload)], payload, digest)
-        if trailer is not None and stored.trailer:
-            self._device.arena.load(extents[len(stored.payload) :], trailer)
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._object.readers -= 1
-            self._device._unpin(self._lines)

@@ -185,15 +185,16 @@ def test_no_replacement_policy_saves_a_transparent_cache(policy):
 
 
 def test_how_deep_cmm_h_falls_hangs_on_its_refills_in_flight():
-    """64 pages in flight are 4.6 GB/s (an assumption); four times as many hide the SSDs' latency.
+    """64 pages in flight are 4.6 GB/s (an assumption); four times as many nearly hide the latency.
 
-    Then it stays above half of the link, and still behind staging.
+    Then it stays above half of the link, and still behind staging. What is left of the latency are
+    pages that are read beside writes, which take longer.
     """
     assumed = run("cmm-h")
     more = run("cmm-h", ("outstanding_misses", "256"))
     most = run("cmm-h", ("outstanding_misses", "4096"))
     assert beyond(assumed) < 0.5 < beyond(more)
-    assert beyond(most) == pytest.approx(beyond(more), rel=0.1)
+    assert beyond(more) < beyond(most) < 1.15 * beyond(more)
     assert beyond(most) < 0.9 * beyond(run("cxl-hm"))
 
 
