@@ -22,6 +22,7 @@ from pathlib import Path
 from cxlbench.devices.cmm_h_cache import Cache, CmmHCounters, Line, Piece
 from cxlbench.devices.cmm_h_refill import CachedView, Frames, MissEngine
 from cxlbench.devices.cmm_h_write_back import WriteBack
+from cxlbench.devices.no_staging import NoStaging
 from cxlbench.devices.policies import PolicyFactory, ReplacementPolicy, load_policy
 from cxlbench.devices.profile_kinds import CmmHProfile
 from cxlbench.devices.ssd import SsdArray, make_backing
@@ -53,7 +54,7 @@ class _Object:
     lost: bool = False
 
 
-class CmmH:
+class CmmH(NoStaging):
     """The device. ``prefetch_depth`` is 0: it has no staging that software could use."""
 
     def __init__(
@@ -74,7 +75,6 @@ class CmmH:
         self.profile = profile
         self.trailer_bytes = trailer_bytes
         self.page_bytes = PAGE_BYTES
-        self.prefetch_depth = 0
         self.counters = CmmHCounters()
         self.capacity_bytes = (capacity_bytes or profile.capacity) // PAGE_BYTES * PAGE_BYTES
         if self.capacity_bytes > profile.capacity:
@@ -148,17 +148,6 @@ class CmmH:
         return () if stored is None else self._layout(address, stored.size_bytes)[0]
 
     # -- reads ----------------------------------------------------------------------------------
-
-    def chm_prefetch_object(self, address: int, size_bytes: int) -> None:
-        """Refuse: a transparent cache has no staging."""
-
-    async def chm_prefetch_wait(self, request: object) -> None:
-        """Never called: no prefetch request is ever handed out."""
-        raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
-
-    def chm_prefetch_release(self, request: object) -> None:
-        """Never called: no prefetch request is ever handed out."""
-        raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Pin the object's granules, start refills of what is missing, and let bytes stream."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cxlbench.devices.no_staging import NoStaging
 from cxlbench.devices.profile_kinds import ExpanderProfile
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import ReadView
@@ -36,7 +37,7 @@ class _Object:
     pins: int = 0
 
 
-class Expander:
+class Expander(NoStaging):
     """The device."""
 
     def __init__(
@@ -55,7 +56,6 @@ class Expander:
         self.profile = profile
         self.trailer_bytes = trailer_bytes
         self.page_bytes = PAGE_BYTES
-        self.prefetch_depth = 0
         self.faults = faults or FaultPlan.none()
         self.capacity_bytes = (capacity_bytes or profile.capacity) // PAGE_BYTES * PAGE_BYTES
         if self.capacity_bytes > profile.capacity:
@@ -70,17 +70,6 @@ class Expander:
         self.on_frames_free: Callable[[], None] = lambda: None
         self.on_lost: Callable[[int], None] = lambda _: None
         self._objects: dict[int, _Object] = {}
-
-    def chm_prefetch_object(self, address: int, size_bytes: int) -> None:
-        """Refuse: there is nothing to stage."""
-
-    async def chm_prefetch_wait(self, request: object) -> None:
-        """Never called: no prefetch request is ever handed out."""
-        raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
-
-    def chm_prefetch_release(self, request: object) -> None:
-        """Never called: no prefetch request is ever handed out."""
-        raise DeviceError(Status.NO_OBJECT, f"{self.name} has no staging")
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Pin an object. The access latency is left to who accesses it."""

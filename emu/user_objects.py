@@ -1,11 +1,11 @@
-"""A user's own part, named as ``module:object``."""
+"""A user's own part, named as ``module:object``: a policy, a device, a tier."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 
 class UserObjectError(ValueError):
@@ -13,7 +13,7 @@ class UserObjectError(ValueError):
 
 
 def load_callable(spec: str, *, what: str) -> Callable[..., Any]:
-    """Return the function or class that ``spec`` names; ``what`` it is for, in the error."""
+    """Return the function or class that ``spec`` names; the error says ``what`` it is for."""
     module_name, _, object_name = spec.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -23,11 +23,15 @@ def load_callable(spec: str, *, what: str) -> Callable[..., Any]:
             "is its folder on PYTHONPATH?"
         ) from error
     found = getattr(module, object_name, None) if object_name else None
-    if not callable(found):
+    if found is None:
         public = [name for name in vars(module) if not name.startswith("_")]
         near = get_close_matches(object_name, public)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UserObjectError(
-            f"{what} {spec!r}: {module_name!r} has no function {object_name!r}{hint}"
+            f"{what} {spec!r}: {module_name!r} has no object {object_name!r}{hint}"
         )
-    return found  # type: ignore[no-any-return]
+    if not callable(found):
+        raise UserObjectError(
+            f"{what} {spec!r}: {object_name} is {found!r}, not a class or function"
+        )
+    return cast("Callable[..., Any]", found)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,7 @@ class TierRun:
     def errors(self) -> tuple[float, float]:
         """Relative difference of block reads, wall against virtual, at p50 and p90."""
         real, model = self.wall.figures.block_read, self.virtual.figures.block_read
-        return tuple(  # type: ignore[return-value]
-            (a / b - 1) if b else 0.0
-            for a, b in ((real.p50_s, model.p50_s), (real.p90_s, model.p90_s))
-        )
+        return _relative(real.p50_s, model.p50_s), _relative(real.p90_s, model.p90_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +255,7 @@ def run_demo(
             plan.workload,
             spec,
             wall=False,
-            progress=lambda done, of, name=name: progress(f"{name}, virtual time", done, of),  # type: ignore[misc]
+            progress=partial(progress, f"{name}, virtual time"),
         )
         for name, spec in specs.items()
     }
@@ -273,7 +271,7 @@ def run_demo(
             spec,
             wall=True,
             folder=folder,
-            progress=lambda done, of, name=name: progress(f"{name}, real bytes", done, of),  # type: ignore[misc]
+            progress=partial(progress, f"{name}, real bytes"),
         )
         virtual = replay(workload, spec, wall=False) if cut else whole
         runs.append(TierRun(name, wall, virtual, whole if cut else None))
@@ -281,6 +279,10 @@ def run_demo(
     plot = options.out / "demo.png"
     plot_demo(runs, plan, plot)
     return DemoResult(plan, options, tuple(runs), plot)
+
+
+def _relative(real_s: float, model_s: float) -> float:
+    return real_s / model_s - 1 if model_s else 0.0
 
 
 def _prefix(workload: Workload, wholes: Iterable[ReplayResult], budget_s: float) -> Workload:

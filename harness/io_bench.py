@@ -15,16 +15,11 @@ bytes, bytes/s, s. Left out: links, verbs and lookups; parts of objects.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cxlbench.devices.cmm_h import CmmH
-from cxlbench.devices.cxl_hm import CxlHm
-from cxlbench.devices.expander import Expander
 from cxlbench.devices.profile import (
     CmmHProfile,
     CxlHmProfile,
@@ -35,11 +30,10 @@ from cxlbench.devices.profile import (
 from cxlbench.emu.clock import Clock, VirtualClock, WallClock
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import PAGE_BYTES, page_ceil
-from cxlbench.emu.status import HostLimitError
 from cxlbench.harness.fidelity import Fidelity, measure
 from cxlbench.harness.io_jobs import IoBench, IoFigures, IoJob, counters_of
 from cxlbench.harness.requests import WorkloadError
-from cxlbench.harness.rig import DeviceMaker, DeviceProfile, DeviceSite
+from cxlbench.harness.rig import DeviceMaker, DeviceProfile, DeviceSite, make_device, run_folder
 from cxlbench.harness.tables import gbps, listing, ms, size, table
 from cxlbench.kv.device import MemoryDevice
 
@@ -127,7 +121,7 @@ def run_io(
     nbytes = scaled_bytes(bs, scale, what="an object (bs)") // PAGE_BYTES * PAGE_BYTES
     with ExitStack() as stack:
         clock: Clock = stack.enter_context(WallClock() if wall else VirtualClock())
-        home = None if folder is None else _own_folder(folder, stack)
+        home = None if folder is None else run_folder(folder, stack)
         plan = faults or FaultPlan.none()
         objects = size // bs * numjobs
         device = _make(clock, profile, scale, objects * nbytes, not wall, home, plan, bs)
@@ -220,22 +214,12 @@ def _make(
     faults: FaultPlan,
     bs: int,
 ) -> MemoryDevice:
-    if isinstance(profile, (CxlHmProfile, CmmHProfile, ExpanderProfile)):
-        scaled: Any = scale_profile(profile, scale)
-        if nbytes > scaled.capacity:
-            raise _too_large(profile.name, int(nbytes * scale), profile.capacity)
-        given: dict[str, Any] = {
-            "name": profile.name,
-            "phantom": phantom,
-            "trailer_bytes": 0,
-            "capacity_bytes": nbytes,
-            "faults": faults,
-        }
-        if isinstance(profile, ExpanderProfile):
-            return Expander(clock, scaled, **given)
-        kind: Callable[..., MemoryDevice] = CxlHm if isinstance(profile, CxlHmProfile) else CmmH
-        return kind(clock, scaled, folder=folder, **given)
-    return profile(clock, DeviceSite("device", phantom, scale, None, folder, faults))
+    if not isinstance(profile, DeviceProfile):
+        return profile(clock, DeviceSite("device", phantom, scale, None, folder, faults))
+    if nbytes > scale_profile(profile, scale).capacity:
+        raise _too_large(profile.name, int(nbytes * scale), profile.capacity)
+    site = DeviceSite(profile.name, phantom, scale, nbytes, folder, faults, trailer_bytes=0)
+    return make_device(clock, profile, site)
 
 
 def _access_latency_s(profile: DeviceProfile | DeviceMaker) -> float:
@@ -245,17 +229,6 @@ def _access_latency_s(profile: DeviceProfile | DeviceMaker) -> float:
     if isinstance(profile, CmmHProfile):
         return profile.hit_latency
     return profile.latency if isinstance(profile, ExpanderProfile) else 0.0
-
-
-def _own_folder(folder: Path, stack: ExitStack) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="cxlbench-io-", dir=folder)
-    except OSError as error:
-        raise HostLimitError(
-            f"cannot write backing files in {folder}: {error.strerror}; choose another folder"
-        ) from error
-    return Path(stack.enter_context(made))
 
 
 def _too_large(name: str, needed: int, capacity: float) -> IoJobError:

@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cxlbench.devices.cmm_h import CmmH
 from cxlbench.devices.copy_engine import CopyEngine
@@ -45,7 +47,6 @@ from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import Verify, object_extent_bytes
 
 DeviceProfile = CxlHmProfile | CmmHProfile | ExpanderProfile
-Device = CxlHm | CmmH | Expander
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +204,7 @@ class Rig:
                     window_bytes=window,
                     verify=spec.verify,
                     gpu_copy=copy,
-                    on_block=None
-                    if on_block is None
-                    else lambda times, worker=worker: on_block(worker, times),  # type: ignore[misc]
+                    on_block=None if on_block is None else partial(on_block, worker),
                 )
             )
 
@@ -269,40 +268,18 @@ def make_device(
 
 
 def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryDevice:
-    device: Device
+    given: dict[str, Any] = {
+        "name": site.name,
+        "phantom": site.phantom,
+        "capacity_bytes": site.capacity_bytes,
+        "faults": site.faults,
+        "trailer_bytes": site.trailer_bytes,
+    }
     if isinstance(profile, ExpanderProfile):
-        device = Expander(
-            clock,
-            profile,
-            name=site.name,
-            phantom=site.phantom,
-            capacity_bytes=site.capacity_bytes,
-            faults=site.faults,
-            trailer_bytes=site.trailer_bytes,
-        )
-    elif isinstance(profile, CxlHmProfile):
-        device = CxlHm(
-            clock,
-            profile,
-            name=site.name,
-            folder=site.folder,
-            phantom=site.phantom,
-            capacity_bytes=site.capacity_bytes,
-            faults=site.faults,
-            trailer_bytes=site.trailer_bytes,
-        )
-    else:
-        device = CmmH(
-            clock,
-            profile,
-            name=site.name,
-            folder=site.folder,
-            phantom=site.phantom,
-            capacity_bytes=site.capacity_bytes,
-            faults=site.faults,
-            trailer_bytes=site.trailer_bytes,
-        )
-    return device
+        return Expander(clock, profile, **given)
+    if isinstance(profile, CxlHmProfile):
+        return CxlHm(clock, profile, folder=site.folder, **given)
+    return CmmH(clock, profile, folder=site.folder, **given)
 
 
 def _segment_bytes(capacity_bytes: int, block_bytes: int) -> int:

@@ -103,7 +103,6 @@ class KvManager:
         prefetch: bool = True,
         placement: Placement = Placement.ROUND_ROBIN,
         reserve_deadline_s: float = 10.0,
-        issue_cost_s: float = 0.0,
         segment_bytes: int | None = None,
     ) -> None:
         self.clock = clock
@@ -138,7 +137,7 @@ class KvManager:
         self.on_gone: Callable[[int, bytes, int], None] = lambda node, key, generation: None
         """Tells Master that an object is not there any more (node, key, generation)."""
         self.prefetcher = PrefetchScheduler(
-            clock, self, window_bytes=window_bytes, enabled=prefetch, issue_cost_s=issue_cost_s
+            clock, self, window_bytes=window_bytes, enabled=prefetch
         )
         for number, device in enumerate(self.devices):
             device.on_lost = self._lost_on(number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from cxlbench.emu.clock import Job
 from cxlbench.hymcache.control import ControlError, ControlPlane
@@ -92,7 +93,7 @@ class Lookup:
                 reply: LookupReply = await self.control.call(
                     "master",
                     costs.lookup_call + costs.lookup_key * len(batch),
-                    lambda batch=batch, used=used: self.master.lookup(reader, batch, used=used),  # type: ignore[misc]
+                    partial(self.master.lookup, reader, batch, used=used),
                 )
             except ControlError:
                 found.failed = True

@@ -149,13 +149,10 @@ class ReadStream:
 class PrefetchScheduler:
     """Issues prefetches for all streams of a node, in turn, within each stream's windows."""
 
-    def __init__(
-        self, clock: Clock, node: Node, *, window_bytes: int, enabled: bool, issue_cost_s: float
-    ) -> None:
+    def __init__(self, clock: Clock, node: Node, *, window_bytes: int, enabled: bool) -> None:
         self.clock = clock
         self.window_bytes = window_bytes
         self.enabled = enabled
-        self.issue_cost_s = issue_cost_s
         self.issued = 0
         self.unstaged = 0
         """Objects that were read without staging because the device had no room for them."""

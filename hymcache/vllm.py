@@ -15,11 +15,11 @@ package knows them through protocols only.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import cast
 
 from cxlbench.emu.clock import Clock
+from cxlbench.emu.user_objects import UserObjectError, load_callable
 from cxlbench.kv.connector import Connector
 from cxlbench.kv.embedded import EmbeddedTier
 from cxlbench.kv.shared_tiers import attach, detach
@@ -58,9 +58,6 @@ def find_builder(name: str) -> TierBuilder:
     if not colon or not module or not function:
         raise TierNotFoundError(f"a tier is named as module:function, not {name!r}")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        return cast(TierBuilder, load_callable(name, what="tier"))
+    except UserObjectError as error:
         raise TierNotFoundError(f"there is no tier {name!r}: {error}") from error
-    if not callable(found):
-        raise TierNotFoundError(f"{name!r} is not a function: {found!r}")
-    return cast(TierBuilder, found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from difflib import get_close_matches
 from typing import cast
 
@@ -11,6 +10,7 @@ from cxlbench.devices.policies.fifo import FifoPolicy
 from cxlbench.devices.policies.lru import LruPolicy
 from cxlbench.devices.policies.protocol import PolicyError, PolicyFactory, ReplacementPolicy
 from cxlbench.devices.policies.s3fifo import S3FifoPolicy
+from cxlbench.emu.user_objects import UserObjectError, load_callable
 
 _OWN: dict[str, PolicyFactory] = {
     "lru": LruPolicy,
@@ -47,22 +47,11 @@ def load_policy(spec: str) -> PolicyFactory:
 
 
 def _from_module(spec: str) -> PolicyFactory:
-    module_name, _, object_name = spec.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise PolicyError(
-            f"policy {spec!r}: cannot import {module_name!r} ({error}); "
-            "is its folder on PYTHONPATH?"
-        ) from error
-    factory = getattr(module, object_name, None) if object_name else None
-    if factory is None:
-        public = [name for name in vars(module) if not name.startswith("_")]
-        near = get_close_matches(object_name, public)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise PolicyError(f"policy {spec!r}: {module_name!r} has no object {object_name!r}{hint}")
-    if not callable(factory):
-        raise PolicyError(f"policy {spec!r}: {object_name} is {factory!r}, not a class or function")
+        factory = load_callable(spec, what="policy")
+    except UserObjectError as error:
+        raise PolicyError(str(error)) from error
+    object_name = spec.partition(":")[2]
     try:
         probe = factory(1)
     except Exception as error:

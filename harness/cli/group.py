@@ -28,7 +28,7 @@ USER_ERRORS = (
     ("cxlbench.harness.replay", "TraceHasNoIdsError"),
     ("cxlbench.harness.requests", "WorkloadError"),
     ("cxlbench.harness.traces.lines", "TraceError"),
-    ("cxlbench.harness.user_objects", "UserObjectError"),
+    ("cxlbench.emu.user_objects", "UserObjectError"),
     ("cxlbench.kv.geometry", "GeometryError"),
 )
 """Errors that say what the user can do, by module: a module not loaded has raised none."""

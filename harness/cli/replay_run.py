@@ -216,7 +216,7 @@ def load_device(name: str, overrides: dict[str, str]) -> Any:
     ``module:function`` names a device of the user's own (docs/devices.md).
     """
     if ":" in name:
-        from cxlbench.harness.user_objects import load_callable
+        from cxlbench.emu.user_objects import load_callable
 
         if overrides:
             raise click.BadParameter(

@@ -69,9 +69,7 @@ class Bench:
         self.devices: Any = devices or (CountingDevice(),)
         self.bases = tuple(number << 40 for number in range(len(self.devices)))
         self.pins = 0
-        self.scheduler = PrefetchScheduler(
-            self.clock, self, window_bytes=WINDOW, enabled=enabled, issue_cost_s=0.0
-        )
+        self.scheduler = PrefetchScheduler(self.clock, self, window_bytes=WINDOW, enabled=enabled)
         self._next = 0
 
     def unpin(self, stored: StoredObject) -> None:
