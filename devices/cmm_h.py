@@ -8,8 +8,7 @@ meet (``cmm_h_write_back.py``).
 The device knows no commit: received bytes are dirty pages at once. That an object can be read from
 its commit on only, and not after its discard, is what all devices of the bench promise. Payload and
 trailer lie behind each other in the address space.
-Units: bytes, s. Left out: accesses below a page, read-ahead, power loss, and ``hit_latency``, which
-whoever accesses the device adds.
+Units: bytes, s. Left out: accesses below a page, read-ahead, power loss.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from cxlbench.devices.arena_access import ArenaTarget
 from cxlbench.devices.cmm_h_cache import Cache, CmmHCounters, Line, Piece
 from cxlbench.devices.cmm_h_refill import CachedView, Frames, MissEngine
 from cxlbench.devices.cmm_h_write_back import WriteBack
@@ -27,13 +27,12 @@ from cxlbench.devices.policies import PolicyFactory, ReplacementPolicy, load_pol
 from cxlbench.devices.profile_kinds import CmmHProfile
 from cxlbench.devices.ssd import SsdArray, make_backing
 from cxlbench.emu.clock import Clock
-from cxlbench.emu.fabric import ReadView
+from cxlbench.emu.fabric import ObjectExtents, ReadView
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import (
     PAGE_BYTES,
+    AnyArena,
     Arena,
-    Buffer,
-    Bytes,
     PhantomArena,
     page_ceil,
 )
@@ -54,7 +53,7 @@ class _Object:
     lost: bool = False
 
 
-class CmmH(NoStaging):
+class CmmH(ArenaTarget, NoStaging):
     """The device. ``prefetch_depth`` is 0: it has no staging that software could use."""
 
     def __init__(
@@ -75,6 +74,7 @@ class CmmH(NoStaging):
         self.profile = profile
         self.trailer_bytes = trailer_bytes
         self.page_bytes = PAGE_BYTES
+        self.latency_s = profile.hit_latency
         self.counters = CmmHCounters()
         self.capacity_bytes = (capacity_bytes or profile.capacity) // PAGE_BYTES * PAGE_BYTES
         if self.capacity_bytes > profile.capacity:
@@ -93,7 +93,7 @@ class CmmH(NoStaging):
             policy=load_policy(chosen) if isinstance(chosen, str) else chosen,
             counters=self.counters,
         )
-        self.arena: Arena | PhantomArena = (
+        self.arena: AnyArena = (
             PhantomArena(granules * granule) if phantom else Arena(granules * granule)
         )
         self.port = Pipe(clock, f"{name}.port", profile.port_bandwidth)
@@ -152,7 +152,7 @@ class CmmH(NoStaging):
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Pin the object's granules, start refills of what is missing, and let bytes stream."""
         stored = self._readable(address, size_bytes)
-        pieces, payload = self._layout(address, size_bytes)
+        pieces, _ = self._layout(address, size_bytes)
         lines = await self._frames.pin(pieces)
         try:
             if self._readable(address, size_bytes) is not stored:
@@ -163,7 +163,9 @@ class CmmH(NoStaging):
         fills = self._engine.refill(
             pieces, lines, wanted=lambda: self._objects.get(address) is stored
         )
-        return CachedView(self.port, self.arena, self._frames, pieces, payload, lines, fills)
+        return CachedView(
+            self.port, self.arena, self._extents(stored, lines), self._frames, lines, fills
+        )
 
     def _readable(self, address: int, size_bytes: int) -> _Object:
         self._check_open()
@@ -177,9 +179,9 @@ class CmmH(NoStaging):
     # -- writes ---------------------------------------------------------------------------------
 
     def admit(self, address: int, size_bytes: int) -> bool:
-        """Take the address. False only for an object that is larger than the whole cache.
+        """Take the address; a cache refuses no write that can ever be there.
 
-        Raises ``DeviceError`` (BOUNDS) if no object can be there.
+        Raises ``DeviceError`` (BOUNDS) if none can: beyond the SSDs, or larger than the cache.
         """
         self._check_open()
         extent = page_ceil(size_bytes) + page_ceil(self.trailer_bytes)
@@ -196,7 +198,11 @@ class CmmH(NoStaging):
             raise ValueError(f"{self.name}: address {address} is already taken")
         size = self.cache.granule_bytes
         if (address + extent - 1) // size - address // size >= self.cache.granules:
-            return False
+            raise DeviceError(
+                Status.BOUNDS,
+                f"{self.name}: an object of {size_bytes} B does not fit its cache of "
+                f"{self.cache.granules * size} B",
+            )
         self._objects[address] = _Object(address, size_bytes)
         return True
 
@@ -226,31 +232,32 @@ class CmmH(NoStaging):
             self.cache.drop(pieces, address)
             self._write_back.forget(address)
 
-    def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
-        """Store the bytes of a WRITE into the cache, as dirty pages."""
+    def landing(self, address: int) -> ObjectExtents:
+        """Return the cache lines that were made ready for an admitted object."""
         stored = self._reserved(address)
         if stored.lines is None:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was not made ready")
-        if payload.nbytes != stored.size_bytes:
-            raise DeviceError(
-                Status.BOUNDS, f"{self.name}: {payload.nbytes} B for {stored.size_bytes} reserved"
-            )
-        if trailer is not None and len(trailer) > self.trailer_bytes:
-            raise DeviceError(
-                Status.BOUNDS,
-                f"{self.name}: a trailer of {len(trailer)} B, room for {self.trailer_bytes}",
-            )
-        pieces, payload_pieces = self._layout(address, stored.size_bytes)
+        return self._extents(stored, stored.lines)
+
+    def landed(self, address: int) -> None:
+        """Note that the bytes of a WRITE are in the cache: dirty pages from now on."""
+        stored = self._reserved(address)
+        if stored.lines is None:
+            raise DeviceError(Status.NO_OBJECT, f"{self.name}: {address} was not made ready")
+        pieces, _ = self._layout(address, stored.size_bytes)
         lines, stored.lines = stored.lines, None
-        extents = [(line.base + p.within, p.length) for p, line in zip(pieces, lines, strict=True)]
-        self.arena.store(extents[:payload_pieces], payload)
-        if trailer is not None and len(trailer):
-            self.arena.store(extents[payload_pieces:], trailer)
         for piece, line in zip(pieces, lines, strict=True):
             line.valid |= piece.pages
         self._write_back.mark_dirty(address, pieces, lines)
         stored.received = True
         self._frames.unpin(lines)
+
+    def _extents(self, stored: _Object, lines: Sequence[Line]) -> ObjectExtents:
+        pieces, payload = self._layout(stored.address, stored.size_bytes)
+        extents = [(line.base + p.within, p.length) for p, line in zip(pieces, lines, strict=True)]
+        return ObjectExtents(
+            extents[:payload], extents[payload:], stored.size_bytes, self.trailer_bytes
+        )
 
     def commit(self, address: int) -> None:
         """Make the object readable."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from cxlbench.devices.arena_access import ArenaView
 from cxlbench.devices.cmm_h_cache import Cache, Line, Piece, Transfer, runs
 from cxlbench.devices.cmm_h_write_back import WriteBack
 from cxlbench.devices.profile_kinds import CmmHProfile
 from cxlbench.devices.ssd import SsdArray
 from cxlbench.emu.clock import Clock, JobSet
-from cxlbench.emu.memory import PAGE_BYTES, AnyArena, Buffer, Bytes, Digest, Extent
+from cxlbench.emu.fabric import ObjectExtents
+from cxlbench.emu.memory import PAGE_BYTES, AnyArena, Extent
 from cxlbench.emu.pipe import Pipe, Reservation
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Budget, Signal
@@ -235,42 +237,23 @@ class MissEngine:
             self._end(fill, self._cut_off())
 
 
-class CachedView:
+class CachedView(ArenaView):
     """A pinned object, and the refills that its bytes may still wait for."""
-
-    __slots__ = (
-        "_arena",
-        "_fills",
-        "_frames",
-        "_lines",
-        "_open",
-        "_payload",
-        "_pieces",
-        "bookings",
-        "port",
-    )
 
     def __init__(
         self,
         port: Pipe,
         arena: AnyArena,
+        extents: ObjectExtents,
         frames: Frames,
-        pieces: Sequence[Piece],
-        payload: int,
         lines: list[Line],
         fills: list[Transfer],
     ) -> None:
-        self.port = port
-        self.bookings: tuple[Reservation, ...] = tuple(
-            [fill.booking for fill in fills if fill.booking is not None]
-        )
-        self._arena = arena
+        bookings = [fill.booking for fill in fills if fill.booking is not None]
+        super().__init__(port, arena, extents, bookings)
         self._frames = frames
-        self._pieces = pieces
-        self._payload = payload
         self._lines = lines
         self._fills = fills
-        self._open = True
         frames.readers += 1
 
     async def arrived(self) -> None:
@@ -281,19 +264,7 @@ class CachedView:
             if error is not None:
                 raise error
 
-    def copy_into(self, payload: Buffer, trailer: Bytes | None, digest: Digest | None) -> None:
-        """Copy the object out: its first ``payload`` pieces, and the trailer behind them."""
-        extents = [
-            (line.base + piece.within, piece.length)
-            for piece, line in zip(self._pieces, self._lines, strict=True)
-        ]
-        self._arena.load(extents[: self._payload], payload, digest)
-        if trailer is not None and len(trailer):
-            self._arena.load(extents[self._payload :], trailer)
-
-    def close(self) -> None:
-        """Unpin; a second call does nothing."""
-        if self._open:
-            self._open = False
-            self._frames.readers -= 1
-            self._frames.unpin(self._lines)
+    def unpin(self) -> None:
+        """Take the pins back."""
+        self._frames.readers -= 1
+        self._frames.unpin(self._lines)

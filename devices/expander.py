@@ -10,22 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cxlbench.devices.arena_access import ArenaTarget, ArenaView
 from cxlbench.devices.no_staging import NoStaging
 from cxlbench.devices.profile_kinds import ExpanderProfile
 from cxlbench.emu.clock import Clock
-from cxlbench.emu.fabric import ReadView
+from cxlbench.emu.fabric import ObjectExtents, ReadView
 from cxlbench.emu.faults import FaultPlan
-from cxlbench.emu.memory import (
-    PAGE_BYTES,
-    Arena,
-    Buffer,
-    Bytes,
-    Digest,
-    Extent,
-    PhantomArena,
-    page_ceil,
-)
-from cxlbench.emu.pipe import Pipe, Reservation
+from cxlbench.emu.memory import PAGE_BYTES, AnyArena, Arena, PhantomArena, page_ceil
+from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import DeviceError, Status
 
 
@@ -37,7 +29,7 @@ class _Object:
     pins: int = 0
 
 
-class Expander(NoStaging):
+class Expander(ArenaTarget, NoStaging):
     """The device."""
 
     def __init__(
@@ -56,6 +48,7 @@ class Expander(NoStaging):
         self.profile = profile
         self.trailer_bytes = trailer_bytes
         self.page_bytes = PAGE_BYTES
+        self.latency_s = profile.latency
         self.faults = faults or FaultPlan.none()
         self.capacity_bytes = (capacity_bytes or profile.capacity) // PAGE_BYTES * PAGE_BYTES
         if self.capacity_bytes > profile.capacity:
@@ -63,7 +56,7 @@ class Expander(NoStaging):
                 Status.BOUNDS,
                 f"{name}: {self.capacity_bytes} B asked, its DRAM has {profile.capacity}",
             )
-        self.arena: Arena | PhantomArena = (
+        self.arena: AnyArena = (
             PhantomArena(self.capacity_bytes) if phantom else Arena(self.capacity_bytes)
         )
         self.port = Pipe(clock, f"{name}.port", profile.bandwidth)
@@ -72,7 +65,7 @@ class Expander(NoStaging):
         self._objects: dict[int, _Object] = {}
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
-        """Pin an object. The access latency is left to who accesses it."""
+        """Pin an object."""
         stored = self._objects.get(address)
         if stored is None or not stored.committed or stored.size_bytes != size_bytes:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: nothing committed at {address}")
@@ -92,20 +85,19 @@ class Expander(NoStaging):
     async def ready_to_receive(self, address: int) -> None:
         """Admission has reserved the space already."""
 
-    def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
-        """Store the bytes of a WRITE."""
+    def landing(self, address: int) -> ObjectExtents:
+        """Return where an admitted object goes."""
+        return self._extents(address, self._admitted(address).size_bytes)
+
+    def landed(self, address: int) -> None:
+        """Note that the bytes of a WRITE are there."""
+        self._admitted(address).received = True
+
+    def _admitted(self, address: int) -> _Object:
         stored = self._objects.get(address)
         if stored is None or stored.committed:
             raise DeviceError(Status.NO_OBJECT, f"{self.name}: no reservation at {address}")
-        if payload.nbytes != stored.size_bytes:
-            raise DeviceError(
-                Status.BOUNDS, f"{self.name}: {payload.nbytes} B for {stored.size_bytes} reserved"
-            )
-        extents = self._extents(address, stored.size_bytes)
-        self.arena.store(extents[:1], payload)
-        if trailer is not None and self.trailer_bytes:
-            self.arena.store(extents[1:], trailer)
-        stored.received = True
+        return stored
 
     def commit(self, address: int) -> None:
         """Make the object readable."""
@@ -125,12 +117,14 @@ class Expander(NoStaging):
         """Forget a committed object."""
         self._objects.pop(address, None)
 
-    def _extents(self, address: int, size_bytes: int) -> list[Extent]:
-        payload = page_ceil(size_bytes)
-        extents = [(address, payload)]
-        if self.trailer_bytes:
-            extents.append((address + payload, page_ceil(self.trailer_bytes)))
-        return extents
+    def _extents(self, address: int, size_bytes: int) -> ObjectExtents:
+        payload, trailer = page_ceil(size_bytes), page_ceil(self.trailer_bytes)
+        return ObjectExtents(
+            [(address, payload)],
+            [(address + payload, trailer)] if trailer else [],
+            size_bytes,
+            self.trailer_bytes,
+        )
 
     def at_rest(self) -> dict[str, int]:
         """Count what is held for somebody."""
@@ -148,28 +142,13 @@ class Expander(NoStaging):
         self.arena.close()
 
 
-class _View:
+class _View(ArenaView):
     """A pinned object."""
 
-    __slots__ = ("_device", "_extents", "_object", "_open", "bookings", "port")
-
-    def __init__(self, device: Expander, stored: _Object, extents: list[Extent]) -> None:
-        self.port = device.port
-        self.bookings: tuple[Reservation, ...] = ()
-        self._device = device
+    def __init__(self, device: Expander, stored: _Object, extents: ObjectExtents) -> None:
+        super().__init__(device.port, device.arena, extents)
         self._object = stored
-        self._extents = extents
-        self._open = True
 
-    def copy_into(self, payload: Buffer, trailer: Bytes | None, digest: Digest | None) -> None:
-        self._device.arena.load(self._extents[:1], payload, digest)
-        if trailer is not None and self._device.trailer_bytes:
-            self._device.arena.load(self._extents[1:], trailer)
-
-    async def arrived(self) -> None:
-        """Everything is in memory."""
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._object.pins -= 1
+    def unpin(self) -> None:
+        """Take the pin back."""
+        self._object.pins -= 1

@@ -1,9 +1,10 @@
 """A link between hosts: a network port or a path through a CXL switch, full duplex.
 
-Each direction is a pipe of its own. A message occupies its direction for its bytes and, beside
-them, for ``message_overhead``; ``latency_s`` is added once an operation, by whoever waits for it
-(``QueuePair``). Units: bytes, s. Left out: ``outstanding_reads`` (a limit of queue pairs, not of
-the wire), congestion, loss.
+Each direction is a pipe of its own. A message (payload and trailer of one READ or WRITE) occupies
+its direction for its bytes and, beside them, for ``message_overhead``. ``latency_s`` and
+``outstanding_reads`` are no matter of the wire: queue pairs (``emu/fabric.py``) add the one to each
+operation and keep to the other. Units: bytes, s. Left out: the request that a READ sends the other
+way, congestion, loss.
 """
 
 from __future__ import annotations
@@ -35,3 +36,4 @@ class Link:
         self.tx = LinkPipe(clock, profile, name=f"{name}.tx")
         self.rx = LinkPipe(clock, profile, name=f"{name}.rx")
         self.latency_s = profile.latency
+        self.outstanding_reads = profile.outstanding_reads

@@ -104,7 +104,6 @@ class CxlHmProfile(Profile):
     demand_outstanding: ps.Count
     prefetch_depth: ps.Count
     flush_batch: ps.Window
-    dram_latency: ps.Seconds
     load_latency: ps.Seconds
     port_bandwidth: ps.Bandwidth
     cost_low: ps.OptionalDollars = None

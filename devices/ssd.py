@@ -149,10 +149,24 @@ class SsdArray:
         finally:
             self.reads_in_flight -= 1
 
+    @property
+    def program_latency_s(self) -> float:
+        """From when the SSDs have the bytes of a write until they are on the flash."""
+        return self._profile.program_latency
+
     async def write(
-        self, address: int, arena: AnyArena, extents: Sequence[Extent], *, priority: int
+        self,
+        address: int,
+        arena: AnyArena,
+        extents: Sequence[Extent],
+        *,
+        priority: int,
+        program: bool = True,
     ) -> None:
-        """Write with time and bytes; raise ``DeviceError`` if not all of it was written."""
+        """Write with time and bytes; raise ``DeviceError`` if not all of it was written.
+
+        Without ``program`` it ends when the SSDs have the bytes, ``program_latency_s`` earlier.
+        """
         fault = self.faults.draw("ssd.write", self.name)
         if fault is not None and fault.kind == "delay":
             await self.clock.sleep(fault.delay_s)
@@ -163,7 +177,9 @@ class SsdArray:
             raise DeviceError(Status.IO_ERROR, f"{self.name}: injected write error")
         short = fault is not None and fault.kind == "short"
         await self.backing.write(address, arena, extents, short=short)
-        await finished(self.clock, *bookings, latency_s=self._profile.program_latency)
+        await finished(
+            self.clock, *bookings, latency_s=self._profile.program_latency if program else 0.0
+        )
 
 
 def make_backing(

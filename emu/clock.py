@@ -2,7 +2,8 @@
 
 ``WallClock`` runs tasks in real time with sub-millisecond timers; ``VirtualClock`` jumps to the
 next timer whenever nothing is ready. The program text is the same. All times are seconds since
-the clock was made; nothing else in the project reads a system clock.
+the clock was made (or, shared between processes, since the machine was started); nothing else in
+the project reads a system clock.
 
 Two rules make the wall clock comparable with the virtual one:
 
@@ -158,8 +159,8 @@ class _WallLoop(_TimerLoop, asyncio.SelectorEventLoop):
     descriptor itself is waited for by ``select``, which takes microseconds.
     """
 
-    def __init__(self) -> None:
-        self._origin = time.monotonic()
+    def __init__(self, origin_s: float | None = None) -> None:
+        self._origin = time.monotonic() if origin_s is None else origin_s
         self._turn = 0
         asyncio.SelectorEventLoop.__init__(self, selectors.DefaultSelector())
         self.timers = 0
@@ -389,12 +390,16 @@ class VirtualClock(Clock):
 
 
 class WallClock(Clock):
-    """Real time, with logical time per task and a record of every lateness."""
+    """Real time, with logical time per task and a record of every lateness.
+
+    ``shared`` counts from the machine's start, so that the clocks of several processes agree and
+    times can be sent from one to another.
+    """
 
     kind = "wall"
 
-    def __init__(self) -> None:
-        super().__init__(_WallLoop())
+    def __init__(self, *, shared: bool = False) -> None:
+        super().__init__(_WallLoop(0.0 if shared else None))
 
     def now(self) -> float:
         """Logical time of the running task, s; actual time for a task that never waited."""
@@ -422,6 +427,15 @@ class WallClock(Clock):
         context = Context()
         context.run(_logical.set, when)
         return self._loop.call_at(when, callback, *args, context=context)
+
+    def call_when(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Run ``callback`` at logical time ``when``: at once if that is past, else by a timer."""
+        if when > self._loop.time():
+            self.call_at(when, callback, *args)
+        else:
+            context = Context()
+            context.run(_logical.set, when)
+            context.run(callback, *args)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work``; its logical time begins now."""

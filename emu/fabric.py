@@ -4,7 +4,8 @@ A target (a device) is registered as a *memory region*, which gets an unguessabl
 knows the rkey can read or write inside the region's bounds, without the target's software taking
 part, until the rkey is revoked. Every operation completes *with a status*: wrong or revoked rkey,
 out of bounds, link down, injected fault. This file is the carrier inside one process, for both
-clocks; the transfer is cut-through over all pipes of the path, and the slowest decides.
+clocks; the transfer is cut-through over all pipes of the path, and the slowest decides. An
+operation takes the latency of the path and that of the target beside its bytes.
 
 Left out: sends and receives, atomics, partial completion, packet loss.
 """
@@ -12,7 +13,7 @@ Left out: sends and receives, atomics, partial completion, packet loss.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,15 +21,28 @@ import numpy as np
 
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.faults import FaultPlan
-from cxlbench.emu.memory import Buffer, Bytes, Digest
+from cxlbench.emu.memory import Buffer, Bytes, Digest, Extent
 from cxlbench.emu.pipe import Pipe, Reservation, finished
 from cxlbench.emu.status import DeviceError, Status
+from cxlbench.emu.sync import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectExtents:
+    """Where an object lies in a device's arena: its payload, and the trailer behind it."""
+
+    payload: Sequence[Extent]
+    trailer: Sequence[Extent]
+    payload_bytes: int
+    trailer_bytes: int
 
 
 class ReadView(Protocol):
     """An object made readable inside a device, pinned until ``close``."""
 
     port: Pipe
+    extents: ObjectExtents
+    """Where the bytes are in the target's arena, for another process."""
     bookings: tuple[Reservation, ...]
     """Device work still going on while the bytes stream out (cut-through)."""
 
@@ -54,6 +68,8 @@ class Target(Protocol):
 
     port: Pipe
     trailer_bytes: int
+    latency_s: float
+    """What an access takes beside its bytes; 0 where unknown."""
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Make the object readable; raise ``DeviceError`` if that fails."""
@@ -63,6 +79,12 @@ class Target(Protocol):
 
     def receive(self, address: int, payload: Buffer, trailer: Bytes | None) -> None:
         """Take the bytes of a WRITE; raise ``DeviceError`` if nothing was reserved there."""
+
+    def landing(self, address: int) -> ObjectExtents:
+        """Return where in the target's arena the bytes of a WRITE go, for another process."""
+
+    def landed(self, address: int) -> None:
+        """Note that another process has put all bytes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,17 @@ class Completion:
 class MemoryRegion:
     """A registered range of a target's addresses."""
 
-    __slots__ = ("base", "length", "offset", "revoked", "rkey", "target", "writable")
+    __slots__ = (
+        "_quiet",
+        "base",
+        "length",
+        "offset",
+        "revoked",
+        "rkey",
+        "target",
+        "writable",
+        "writers",
+    )
 
     def __init__(
         self, target: Target, base: int, length: int, *, offset: int, rkey: int, writable: bool
@@ -90,6 +122,28 @@ class MemoryRegion:
         self.rkey = rkey
         self.writable = writable
         self.revoked = False
+        self.writers = 0
+        """WRITEs that another process may be doing now, whatever was revoked meanwhile."""
+        self._quiet: list[Callable[[], object]] = []
+
+    def begin_write(self) -> None:
+        """Note that another process was told where to put bytes."""
+        self.writers += 1
+
+    def end_write(self) -> None:
+        """Note that it has ended, or died."""
+        self.writers -= 1
+        if not self.writers:
+            waiting, self._quiet = self._quiet, []
+            for callback in waiting:
+                callback()
+
+    def when_quiet(self, callback: Callable[[], object]) -> None:
+        """Call back when no other process can write here any more: now, or later."""
+        if self.writers:
+            self._quiet.append(callback)
+        else:
+            callback()
 
 
 class Fabric:
@@ -144,24 +198,8 @@ class Fabric:
         return region
 
 
-class QueuePair:
-    """One initiator's connection: its path of pipes, and the latency of an operation."""
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        path: Sequence[Pipe],
-        *,
-        latency_s: float,
-        name: str,
-        write_path: Sequence[Pipe] | None = None,
-    ) -> None:
-        self.fabric = fabric
-        self.path = tuple(path)
-        self.write_path = self.path if write_path is None else tuple(write_path)
-        self.latency_s = latency_s
-        self.name = name
-        self.up = True
+class OneSided(Protocol):
+    """READ and WRITE by one initiator, whatever carries them."""
 
     async def read(
         self,
@@ -173,6 +211,82 @@ class QueuePair:
         digest: Digest | None = None,
     ) -> Completion:
         """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
+
+    async def write(
+        self, rkey: int, address: int, payload: Buffer, trailer: Bytes | None = None
+    ) -> Completion:
+        """WRITE ``payload`` and ``trailer`` to ``address``."""
+
+
+class QueuePair:
+    """One initiator's connection: its path of pipes, and the latency of an operation.
+
+    At most ``outstanding_reads`` READs are under way at once (None: any number); the others wait in
+    the order in which they were posted, before they touch the target. WRITEs have no such limit.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        path: Sequence[Pipe],
+        *,
+        latency_s: float,
+        name: str,
+        write_path: Sequence[Pipe] | None = None,
+        outstanding_reads: int | None = None,
+    ) -> None:
+        if outstanding_reads is not None and outstanding_reads < 1:
+            raise ValueError(
+                f"{name}: outstanding_reads must be at least 1, or None, got {outstanding_reads}"
+            )
+        self.fabric = fabric
+        self.path = tuple(path)
+        self.write_path = self.path if write_path is None else tuple(write_path)
+        self.latency_s = latency_s
+        self.name = name
+        self.reads: Budget | None = None
+        """READs under way."""
+        if outstanding_reads is not None:
+            self.reads = Budget(fabric.clock, outstanding_reads, name=f"{name}: outstanding READs")
+        self._up = True
+        self._outages = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether the link is up. What was under way when it went down ends in LINK_DOWN."""
+        return self._up
+
+    @up.setter
+    def up(self, up: bool) -> None:
+        self._outages += self._up and not up
+        self._up = up
+
+    async def read(
+        self,
+        rkey: int,
+        address: int,
+        payload: Buffer,
+        trailer: Bytes | None = None,
+        *,
+        digest: Digest | None = None,
+    ) -> Completion:
+        """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
+        if self.reads is None:
+            return await self._read(rkey, address, payload, trailer, digest)
+        await self.reads.take(1)
+        try:
+            return await self._read(rkey, address, payload, trailer, digest)
+        finally:
+            self.reads.give(1)
+
+    async def _read(
+        self,
+        rkey: int,
+        address: int,
+        payload: Buffer,
+        trailer: Bytes | None,
+        digest: Digest | None,
+    ) -> Completion:
         clock, fabric = self.fabric.clock, self.fabric
         size = payload.nbytes
         extent = size + (len(trailer) if trailer is not None else 0)
@@ -184,6 +298,7 @@ class QueuePair:
             await clock.sleep(fault.delay_s)
         if not self.up or (fault is not None and fault.kind == "down"):
             return await self._refused(Status.LINK_DOWN)
+        outages = self._outages
         try:
             view = await region.target.open_read(address - region.base + region.offset, size)
         except DeviceError as error:
@@ -199,14 +314,15 @@ class QueuePair:
                     digest(payload)
             else:
                 view.copy_into(payload, trailer, digest)
-            await finished(clock, *view.bookings, *bookings, latency_s=self.latency_s)
+            latency_s = self.latency_s + region.target.latency_s
+            await finished(clock, *view.bookings, *bookings, latency_s=latency_s)
         except DeviceError as error:
             return await self._refused(error.status)
         finally:
             view.close()
         if region.revoked:
             return Completion(Status.REVOKED, 0, clock.now())
-        if not self.up:
+        if self._outages != outages:
             return Completion(Status.LINK_DOWN, 0, clock.now())
         return Completion(Status.OK, extent, clock.now())
 
@@ -228,16 +344,18 @@ class QueuePair:
             await clock.sleep(fault.delay_s)
         if not self.up or (fault is not None and fault.kind == "down"):
             return await self._refused(Status.LINK_DOWN)
+        outages = self._outages
         local = address - region.base + region.offset
         try:
             await region.target.ready_to_receive(local)
         except DeviceError as error:
             return await self._refused(error.status)
         bookings = [pipe.reserve(extent) for pipe in (*self.write_path, region.target.port)]
-        await finished(clock, *bookings, latency_s=self.latency_s)
+        latency_s = self.latency_s + region.target.latency_s
+        await finished(clock, *bookings, latency_s=latency_s)
         if region.revoked:
             return Completion(Status.REVOKED, 0, clock.now())
-        if not self.up:
+        if self._outages != outages:
             return Completion(Status.LINK_DOWN, 0, clock.now())
         try:
             region.target.receive(local, payload, trailer)

@@ -20,6 +20,7 @@ class Status(Enum):
     IO_ERROR = "I/O error of the backing store"
     NO_OBJECT = "nothing is stored at this address"
     FLUSHED = "cancelled before it ran"
+    BUSY = "too many operations are under way"
 
 
 class DeviceError(Exception):

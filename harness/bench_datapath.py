@@ -18,9 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from cxlbench.devices.profile import (
     load_as,
 )
 from cxlbench.emu.memory import Arena, Bytes
+from cxlbench.harness.bench_replay import peak_resident_bytes
 from cxlbench.harness.held_clock import HeldWallClock
 from cxlbench.harness.rig import Rig, RigSpec
 from cxlbench.kv.connector import Completion
@@ -153,7 +152,7 @@ def bench_datapath(
             for name, rows in counted.items()
         ),
         data_bytes=moved,
-        peak_resident_bytes=_peak_resident_bytes(),
+        peak_resident_bytes=peak_resident_bytes(),
     )
 
 
@@ -319,8 +318,3 @@ def free_software() -> SoftwareProfile:
         release=0.0,
         control_round_trip=0.0,
     )
-
-
-def _peak_resident_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from cxlbench.harness.metrics import Figures
+from cxlbench.harness.model_check import MAX_MODEL_ERROR
 from cxlbench.harness.replay import ReplayResult
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def report_text(result: DemoResult) -> str:
         lines += ["", "The whole trace, in virtual time"]
         lines.append(_table([(t.name, t.whole) for t in result.tiers if t.whole is not None]))
     lines += ["", "Emulator against model: block reads, real time beside virtual time"]
-    lines.append(_against(result.tiers))
-    lines.append("")
+    lines += [_against(result.tiers), "", *_verdicts(result.tiers), ""]
     lines += [
         f"{tier.name}: {tier.wall.fidelity.line()}"
         for tier in result.tiers
@@ -104,20 +104,22 @@ def _against(tiers: Sequence[TierRun]) -> str:
     rows = []
     for tier in tiers:
         real, model = tier.wall.figures.block_read, tier.virtual.figures.block_read
-        p50, p90 = tier.errors
+        check = tier.against_model
         rows.append(
             [
                 tier.name,
                 f"{real.p50_s * 1e3:.2f}",
                 f"{model.p50_s * 1e3:.2f}",
-                f"{p50:+.1%}",
+                f"{check.p50:+.1%}",
                 f"{real.p90_s * 1e3:.2f}",
                 f"{model.p90_s * 1e3:.2f}",
-                f"{p90:+.1%}",
+                f"{check.p90:+.1%}",
+                check.mark,
                 f"{tier.wall.figures.hit_rate:.1%} / {tier.virtual.figures.hit_rate:.1%}",
             ]
         )
     headers = ["tier", "p50 ms\nreal", "\nmodel", "\ndiff", "p90 ms\nreal", "\nmodel", "\ndiff"]
+    headers.append(f"within\n{MAX_MODEL_ERROR:.0%}")
     return tabulate(
         rows,
         headers=[*headers, "hit rate\nreal / model"],
@@ -125,6 +127,18 @@ def _against(tiers: Sequence[TierRun]) -> str:
         colalign=("left",),
         disable_numparse=True,
     )
+
+
+def _verdicts(tiers: Sequence[TierRun]) -> list[str]:
+    """Return a line for all tiers within the bar, or one for each that is not, with the reasons."""
+    missed = [tier for tier in tiers if not tier.against_model.within]
+    if not missed:
+        return [f"Every tier is within {MAX_MODEL_ERROR:.0%} of the model at p50 and p90."]
+    return [
+        f"NOT WITHIN {MAX_MODEL_ERROR:.0%} OF THE MODEL: {tier.name}: "
+        f"{tier.against_model.explanation()}"
+        for tier in missed
+    ]
 
 
 def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:

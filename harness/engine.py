@@ -36,6 +36,17 @@ class EngineModel:
         return tokens * weights / self.accelerator.memory_bandwidth
 
 
+GPU_MEMORY_SHARE = 0.9
+"""Share of a GPU's memory that engines use by default; what the weights leave is KV space."""
+
+
+def kv_blocks(shape: ModelShape, accelerator: AcceleratorProfile, block_bytes: int) -> int:
+    """Return how many blocks of ``block_bytes`` a GPU has room for beside the weights."""
+    weights = shape.parameters * shape.dtype_bytes
+    room = int(accelerator.memory_capacity * GPU_MEMORY_SHARE) - weights
+    return max(0, room) // block_bytes
+
+
 class GpuPrefixCache:
     """Blocks in the GPU's KV space, found by key."""
 

@@ -18,7 +18,7 @@ shrinks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from random import Random
 
@@ -117,7 +117,12 @@ class _Turn:
     block_ids: tuple[int, ...]
 
 
-def generate(knobs: GeneratorKnobs, *, name: str = "generated") -> Workload:
+def generate(
+    knobs: GeneratorKnobs,
+    *,
+    name: str = "generated",
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Workload:
     """Return the workload that ``knobs`` describe.
 
     Block ids count from 0: first the whole blocks of the shared system prompt, then each
@@ -130,6 +135,7 @@ def generate(knobs: GeneratorKnobs, *, name: str = "generated") -> Workload:
             turns.append(turn)
             last_block = turn.block_ids[-1] if turn.block_ids else -1
         next_block = max(next_block, last_block + 1)
+        progress("making sessions", session + 1, knobs.sessions)
     turns.sort(key=lambda turn: turn.arrival_s)
     requests: list[Request] = []
     previous: dict[int, int] = {}

@@ -15,15 +15,13 @@ bytes, bytes/s, s. Left out: links, verbs and lookups; parts of objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from cxlbench.devices.profile import (
-    CmmHProfile,
-    CxlHmProfile,
-    ExpanderProfile,
     scale_profile,
     scaled_bytes,
 )
@@ -89,6 +87,7 @@ def run_io(
     folder: Path | None = None,
     seed: int = 0,
     faults: FaultPlan | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> IoResult:
     """Run jobs on a fresh device and return what they measured.
 
@@ -108,12 +107,14 @@ def run_io(
         folder: where backing files go (default: main memory); with ``wall`` only.
         seed: of orders and contents.
         faults: what goes wrong; an operation that fails ends the run with its error.
+        progress: told what is done, how much of it, and of how much.
 
     Raises:
         IoJobError: the job makes no sense, or not on this device.
         ScaleError: an object or a part of the device would be below a page.
         HostLimitError: this host has no such folder or memory.
-        DeviceError: the device failed, by injected faults or because an object does not fit it.
+        DeviceError: the device failed, by injected faults, since an object does not fit it, or
+            since it lost objects (a full disk).
     """
     _check(rw, bs, size, iodepth, numjobs, rwmixread, runtime_s, prefetch)
     if folder is not None and not wall:
@@ -134,7 +135,7 @@ def run_io(
                     f"prefetch={prefetch}: {device.name} has no staging; use prefetch=0, "
                     "or a CXL-HM"
                 )
-            bench = IoBench(clock, device, nbytes, not wall, seed, _access_latency_s(profile))
+            bench = IoBench(clock, device, nbytes, not wall, seed, progress)
             jobs = [
                 IoJob(bench, number, size // bs, rw, rwmixread, prefetch, runtime_s is not None)
                 for number in range(numjobs)
@@ -192,7 +193,7 @@ def describe_io(result: IoResult) -> str:
             f"{ahead}, {result.duration_s:.3f} s",
         ),
         ("reads verified", f"{result.verified:,}, wrong {result.wrong:,}"),
-        ("device", ", ".join(counts) or "counts nothing"),
+        ("device counters", ", ".join(counts) or "none"),
         ("held at rest", ", ".join(held) or "nothing"),
     ]
     parts = [table(headers, rows), "", listing(notes)]
@@ -222,19 +223,10 @@ def _make(
     return make_device(clock, profile, site)
 
 
-def _access_latency_s(profile: DeviceProfile | DeviceMaker) -> float:
-    """Return what one access takes beside its bytes, which devices leave to who accesses them."""
-    if isinstance(profile, CxlHmProfile):
-        return profile.load_latency
-    if isinstance(profile, CmmHProfile):
-        return profile.hit_latency
-    return profile.latency if isinstance(profile, ExpanderProfile) else 0.0
-
-
 def _too_large(name: str, needed: int, capacity: float) -> IoJobError:
     return IoJobError(
-        f"the jobs need {needed} B ({size(needed)}), {name} has {int(capacity)} B "
-        f"({size(capacity)}); use a smaller size, fewer jobs, or a larger device"
+        f"the jobs need {size(needed)} at full size, {name} has {size(capacity)}; use a smaller "
+        "size, fewer jobs, or a larger device"
     )
 
 
@@ -253,15 +245,20 @@ def _check(
     if bs < PAGE_BYTES or bs % PAGE_BYTES:
         raise IoJobError(f"bs={bs}: objects are whole pages of {PAGE_BYTES} B, at least one")
     if nbytes < bs:
-        raise IoJobError(f"size={nbytes}: must hold at least one object of bs={bs} B")
+        raise IoJobError(
+            f"size={size(nbytes)}: must hold at least one object of bs={size(bs)}; use a size of "
+            f"{size(bs)} or more, or a smaller bs"
+        )
     if iodepth < 1 or numjobs < 1:
         raise IoJobError(f"iodepth={iodepth}, numjobs={numjobs}: both must be at least 1")
     if not 0 <= rwmixread <= 100:
         raise IoJobError(f"rwmixread={rwmixread}: must be a percentage, 0 to 100")
-    if runtime_s is not None and runtime_s <= 0:
-        raise IoJobError(f"runtime_s={runtime_s}: must be above zero")
-    if prefetch < 0 or (prefetch and rw not in ("read", "randread")):
+    if runtime_s is not None and not 0 < runtime_s < math.inf:
+        raise IoJobError(f"runtime_s={runtime_s}: must be above zero and finite")
+    if prefetch < 0:
+        raise IoJobError(f"prefetch={prefetch}: must not be negative")
+    if prefetch and rw not in ("read", "randread"):
         raise IoJobError(
-            f"prefetch={prefetch} with rw={rw!r}: must not be negative, and only pure reads can "
-            "be staged ahead (an object rewritten meanwhile would be stale)"
+            f"prefetch={prefetch} with rw={rw!r}: only pure reads can be staged ahead (an object "
+            "rewritten meanwhile would be stale); use rw=read or randread, or prefetch=0"
         )

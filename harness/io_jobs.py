@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from cxlbench.emu.pipe import finished
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Budget
 from cxlbench.harness.content import BlockContent
+from cxlbench.harness.tables import size
 from cxlbench.kv.device import MemoryDevice
 
 RETRY_S = 100e-6
@@ -86,7 +87,7 @@ class IoBench:
         nbytes: int,
         phantom: bool,
         seed: int,
-        latency_s: float,
+        progress: Callable[[str, int, int], None] = lambda *_: None,
     ) -> None:
         self.clock = clock
         self.device = device
@@ -99,15 +100,35 @@ class IoBench:
         self.verified = 0
         self.wrong = 0
         self.begin_s = 0.0
-        self._latency_s = latency_s
+        self.runtime_s: float | None = None
+        self.progress = progress
+        self.filled = 0
+        self.objects = 0
         self._gate = Budget(clock, 1, name="refused writes")
+        self._lost = 0
+        device.on_lost = self._note_lost
+
+    def _note_lost(self, _: int) -> None:
+        self._lost += 1
+
+    def _check_kept(self) -> None:
+        """Raise ``DeviceError`` if the device could not keep what was written."""
+        if self._lost:
+            raise DeviceError(
+                Status.IO_ERROR,
+                f"{self.device.name} could not keep {self._lost} of the objects written: writes to "
+                "its SSDs failed; is the disk under its backing files full?",
+            )
 
     async def run(
         self, jobs: list[IoJob], iodepth: int, runtime_s: float | None
     ) -> tuple[dict[str, int], float]:
         """Return the counters before the measured part, and how long that took."""
+        self.runtime_s = runtime_s
+        self.objects = sum(job.count for job in jobs)
         await self.clock.gather(*[job.fill() for job in jobs])
         await self.device.quiesce()
+        self._check_kept()
         before = counters_of(self.device)
         self.begin_s = self.clock.now()
         end_s = None if runtime_s is None else self.begin_s + runtime_s
@@ -127,7 +148,22 @@ class IoBench:
                 job.give_up()
         last_s = max((*self.reads.ends_s, *self.writes.ends_s), default=0.0)
         await self.device.quiesce()
+        self._check_kept()
         return before, last_s
+
+    def note_filled(self) -> None:
+        """Count an object written before the measured part."""
+        self.filled += 1
+        self.progress("writing the range, objects", self.filled, self.objects)
+
+    def note_done(self, end_s: float) -> None:
+        """Tell how far the measured part is: in operations, or in time if that ends it."""
+        if self.runtime_s is None:
+            done = len(self.reads.ends_s) + len(self.writes.ends_s)
+            self.progress("measuring, operations", done, self.objects)
+        else:
+            end_s = min(end_s, self.runtime_s)
+            self.progress("measuring, ms", int(end_s * 1e3), int(self.runtime_s * 1e3))
 
     async def store(self, address: int, key: bytes, *, wait: bool) -> None:
         """Write one object; refused ones wait in order, or raise unless ``wait``."""
@@ -138,7 +174,8 @@ class IoBench:
                 if not wait:
                     raise DeviceError(
                         Status.BOUNDS,
-                        f"{device.name} takes no object of {self.nbytes} B even when it is empty",
+                        f"{device.name} takes no object of {size(self.nbytes)} even when it is "
+                        "empty",
                     )
                 await self.clock.sleep(RETRY_S)
         finally:
@@ -147,7 +184,7 @@ class IoBench:
         try:
             await device.ready_to_receive(address)
             booking = device.port.reserve(self.nbytes)
-            await finished(self.clock, booking, latency_s=self._latency_s)
+            await finished(self.clock, booking, latency_s=self.device.latency_s)
             device.receive(address, payload, None)
             device.commit(address)
         except BaseException:
@@ -167,7 +204,7 @@ class IoBench:
                 booking = view.port.reserve(self.nbytes)
                 await view.arrived()
                 view.copy_into(into, None, None)
-                await finished(self.clock, *view.bookings, booking, latency_s=self._latency_s)
+                await finished(self.clock, *view.bookings, booking, latency_s=self.device.latency_s)
             finally:
                 view.close()
             self._check(into, key)
@@ -178,6 +215,7 @@ class IoBench:
         if self.content.holds(into, key):
             self.verified += 1
         else:
+            self._check_kept()
             self.wrong += 1
 
 
@@ -196,7 +234,7 @@ class IoJob:
     ) -> None:
         self._bench = bench
         self._number = number
-        self._count = count
+        self.count = count
         self._base = number * count * bench.stride
         self._versions = [0] * count
         self._locks: dict[int, Budget] = {}
@@ -206,9 +244,10 @@ class IoJob:
 
     async def fill(self) -> None:
         """Write the whole range."""
-        for index in range(self._count):
+        for index in range(self.count):
             wait = bool(index or self._number)
             await self._bench.store(self._address(index), self._key(index), wait=wait)
+            self._bench.note_filled()
 
     async def work(self, iodepth: int, end_s: float | None) -> None:
         """Do one operation after another until none is left."""
@@ -234,6 +273,7 @@ class IoJob:
             end = clock.real()
             log.ends_s.append(end - bench.begin_s)
             log.took_s.append(end - begin_s)
+            bench.note_done(end - bench.begin_s)
 
     async def _do(self, operation: _Operation) -> None:
         bench, index = self._bench, operation.index

@@ -39,6 +39,18 @@ class BlockLog:
         self.done_s.append(times.done_s)
         self.nbytes.append(times.nbytes)
 
+    def latencies_s(self) -> npt.NDArray[np.float64]:
+        """Return how long each read took, from asked to done."""
+        return _column(self.done_s) - _column(self.asked_s)
+
+    def due_latencies_s(self) -> npt.NDArray[np.float64]:
+        """Return how long each read took on the emulated hardware."""
+        return _column(self.due_s) - _column(self.asked_s)
+
+
+def _column(values: array[float]) -> npt.NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64)
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -104,6 +116,10 @@ class Figures:
     evicted_blocks: int
     read_bytes: int
     block_read: Spread
+    block_due: Spread
+    """Of the same reads, until the emulated hardware had the bytes."""
+    block_late: Spread
+    """From there until they were really in place: the host's share; 0 in virtual time."""
     ttft: Spread
     turns: tuple[TurnFigures, ...]
     timers_per_block: float

@@ -13,7 +13,7 @@ import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class ReplayResult:
     figures: Figures
     records: tuple[RequestRecord, ...]
     fidelity: Fidelity | None
+    blocks: BlockLog = field(default_factory=BlockLog, repr=False, compare=False)
+    """Every block read; scaled bytes."""
 
     @property
     def correct(self) -> bool:
@@ -180,11 +182,16 @@ class _Run:
                 await worker.settle()
             await self.rig.quiesce()
             held = await self._held()
-        finally:
+        except BaseException:
             await self._serving.cancel()
+            # What was cut off has released what it held; this task's own time stands still.
+            await clock.sleep_until(clock.real() + MESSAGES_S)
+            raise
+        finally:
             await self.rig.close()
         fidelity = measure(clock, self.rig.pipes) if clock.kind == "wall" else None
-        return ReplayResult(self._figures(end_s - start_s, held), tuple(self.records), fidelity)
+        figures = self._figures(end_s - start_s, held)
+        return ReplayResult(figures, tuple(self.records), fidelity, self.blocks)
 
     async def _held(self) -> dict[str, int]:
         """Return what is held after messages, and I/O that faults delay, have had their time."""
@@ -238,7 +245,6 @@ class _Run:
         counters = [connector.counters for connector in self.rig.connectors]
         stores = [worker.stores for worker in self.workers]
         moved = max(len(blocks.nbytes) + sum(s.stored for s in stores), 1)
-        asked, done = blocks.asked_s, blocks.done_s
         reusable = sum(r.reusable for r in records)
         matched = sum(r.matched for r in records)
         return Figures(
@@ -260,7 +266,9 @@ class _Run:
             failed_loads=sum(c.failed for c in counters),
             evicted_blocks=self.rig.master.counters.evicted,
             read_bytes=int(sum(blocks.nbytes) * scale),
-            block_read=Spread.of([d - a for a, d in zip(asked, done, strict=True)]),
+            block_read=Spread.of(blocks.latencies_s()),
+            block_due=Spread.of(blocks.due_latencies_s()),
+            block_late=Spread.of(blocks.latencies_s() - blocks.due_latencies_s()),
             ttft=Spread.of([r.ttft_s for r in records]),
             turns=turn_figures(records, blocks, scale=scale, max_turns=self.spec.max_turns),
             timers_per_block=self.clock.timers / moved,

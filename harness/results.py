@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -108,10 +109,29 @@ def write_run(
         _replace(folder / RESULT_FILE, to_text(result))
         _replace(folder / RUN_FILE, to_text(run))
     except OSError as error:
-        raise HostLimitError(
-            f"cannot write results in {folder}: {error.strerror or error}; choose another folder"
-        ) from error
+        raise _cannot_write(folder, error) from error
     return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder for results before a long run and not after it; nothing is made.
+
+    Raises:
+        HostLimitError: the folder, or the one it would be made in, cannot be written.
+    """
+    for place in (folder, *folder.absolute().parents):
+        if place.exists():
+            try:
+                tempfile.TemporaryFile(dir=place).close()
+            except OSError as error:
+                raise _cannot_write(folder, error) from error
+            return
+
+
+def _cannot_write(folder: Path, error: OSError) -> HostLimitError:
+    return HostLimitError(
+        f"cannot write results in {folder}: {error.strerror or error}; choose another folder"
+    )
 
 
 def to_text(value: Any) -> str:

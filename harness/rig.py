@@ -1,7 +1,7 @@
 """A rig: emulated devices on nodes, Master, links, and one connector per worker, on one clock.
 
 ``RigSpec`` says what is built, at full size; the rig scales it. With ``phantom`` the bytes are
-tags. The links are full duplex: each worker and each node has a pipe a direction.
+tags. The links are full duplex: each worker and each node has one of its own.
 
 Units: bytes (full size in the spec, scaled inside), s.
 """
@@ -20,6 +20,7 @@ from cxlbench.devices.cmm_h import CmmH
 from cxlbench.devices.copy_engine import CopyEngine
 from cxlbench.devices.cxl_hm import CxlHm
 from cxlbench.devices.expander import Expander
+from cxlbench.devices.link import Link
 from cxlbench.devices.profile import (
     CmmHProfile,
     CopyEngineProfile,
@@ -41,6 +42,8 @@ from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConne
 from cxlbench.hymcache.control import ControlPlane
 from cxlbench.hymcache.kv_manager import SEGMENTS_PER_DEVICE, KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy
+from cxlbench.hymcache.node_service import NodeService
+from cxlbench.hymcache.services import LocalMaster, LocalNode
 from cxlbench.hymcache.slot_table import compile_kernels
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.device import MemoryDevice
@@ -63,6 +66,10 @@ class DeviceSite:
 
 
 DeviceMaker = Callable[[Clock, DeviceSite], MemoryDevice]
+
+
+class BlockTooLargeError(ValueError):
+    """No device of this profile can ever hold a block of this size."""
 
 
 def _nic(name: str) -> LinkProfile:
@@ -140,7 +147,7 @@ class Rig:
         spec, clock, scale = self.spec, self.clock, self.spec.scale
         window = scaled_bytes(spec.window_bytes, scale, what="the prefetch window")
         self.nodes: dict[int, KvManager] = {}
-        node_out: dict[int, tuple[Pipe, Pipe]] = {}
+        node_links: dict[int, Link] = {}
         for node in range(spec.nodes):
             devices = [
                 self._device(f"node{node}.dev{index}", phantom)
@@ -156,7 +163,7 @@ class Rig:
                 placement=spec.placement,
                 segment_bytes=_segment_bytes(devices[0].capacity_bytes, self.block_bytes),
             )
-            node_out[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
+            node_links[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
         objects = sum(
             device.capacity_bytes // object_extent_bytes(self.block_bytes)
             for manager in self.nodes.values()
@@ -172,19 +179,20 @@ class Rig:
         )
         for manager in self.nodes.values():
             manager.on_gone = self.master.gone
+        self.services = {node: NodeService(manager) for node, manager in self.nodes.items()}
         self.connectors: list[HyMCacheConnector] = []
-        latency = spec.worker_link.latency + spec.node_link.latency
         for worker in range(spec.workers):
-            out, back = self._duplex(f"worker{worker}.nic", scale_profile(spec.worker_link, scale))
+            mine = self._duplex(f"worker{worker}.nic", scale_profile(spec.worker_link, scale))
             pairs = {
                 node: QueuePair(
                     self.fabric,
-                    (pipes[0], back),
-                    write_path=(out, pipes[1]),
-                    latency_s=latency,
+                    (link.tx, mine.rx),
+                    write_path=(mine.tx, link.rx),
+                    latency_s=mine.latency_s + link.latency_s,
                     name=f"worker{worker}-node{node}",
+                    outstanding_reads=min(mine.outstanding_reads, link.outstanding_reads),
                 )
-                for node, pipes in node_out.items()
+                for node, link in node_links.items()
             }
             copy = None
             if spec.copy_engine is not None:
@@ -193,10 +201,12 @@ class Rig:
                 )
             self.connectors.append(
                 HyMCacheConnector(
-                    self.control,
-                    self.master,
-                    self.nodes,
-                    pairs,
+                    clock,
+                    LocalMaster(self.control, self.master),
+                    {
+                        node: LocalNode(self.control, service, pairs[node])
+                        for node, service in self.services.items()
+                    },
                     staging_bytes=scaled_bytes(
                         spec.staging_bytes, scale, what="the staging buffer"
                     ),
@@ -208,13 +218,10 @@ class Rig:
                 )
             )
 
-    def _duplex(self, name: str, link: LinkProfile) -> tuple[Pipe, Pipe]:
-        pipes = (
-            Pipe(self.clock, f"{name}.tx", link.bandwidth),
-            Pipe(self.clock, f"{name}.rx", link.bandwidth),
-        )
-        self.pipes.extend(pipes)
-        return pipes
+    def _duplex(self, name: str, profile: LinkProfile) -> Link:
+        link = Link(self.clock, profile, name=name)
+        self.pipes.extend((link.tx, link.rx))
+        return link
 
     def _device(self, name: str, phantom: bool) -> MemoryDevice:
         spec = self.spec
@@ -224,6 +231,13 @@ class Rig:
         device = make_device(self.clock, spec.device, site)
         if isinstance(device, (CxlHm, CmmH)):
             self._stack.callback(device.ssds.backing.close)  # if the rest cannot be built
+        if isinstance(device, CxlHm) and self.block_bytes > device.largest_object_bytes:
+            raise BlockTooLargeError(
+                f"{device.name}: a block of {spec.block_bytes} B at scale {spec.scale:g} is larger "
+                "than a demand miss is sure to find frames for, or than the write buffer; raise "
+                "demand_reserve or write_buffer_share, lower demand_outstanding, or take smaller "
+                "blocks"
+            )
         self.pipes.append(device.port)
         return device
 
@@ -231,7 +245,7 @@ class Rig:
         """Return everything that is still held, by name; empty when all came back."""
         held: dict[str, int] = {}
         counts = [self.master.at_rest()]
-        counts += [manager.at_rest() for manager in self.nodes.values()]
+        counts += [service.at_rest() for service in self.services.values()]
         counts += [connector.at_rest() for connector in self.connectors]
         for count in counts:
             for name, number in count.items():

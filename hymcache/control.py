@@ -1,8 +1,9 @@
 """Control messages between the parts of HyMCache, with their cost (calls, inside one process).
 
 A call travels half a round trip, is served for the profiled time, and its answer travels the other
-half. Both clocks charge the same. An injected ``control`` fault ends the call in ``ControlError``:
-before the callee saw it, as far as the caller can tell.
+half. A one-way message takes effect when it has been served. Calls are served side by side, without
+a queue. Both clocks charge the same. An injected ``control`` fault ends the call in
+``ControlError``: before the callee saw it, as far as the caller can tell.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class SoftwareCosts(Protocol):
         """Issue one prefetch to the device."""
 
     @property
+    def release(self) -> float:
+        """Take back what was handed out: a read token, a stream, a lease."""
+
+    @property
     def control_round_trip(self) -> float:
         """One message and its answer."""
 
@@ -63,6 +68,7 @@ class NoCosts:
     commit: float = 0.0
     register: float = 0.0
     prefetch_issue: float = 0.0
+    release: float = 0.0
     control_round_trip: float = 0.0
 
 
@@ -77,6 +83,8 @@ class ControlPlane:
         self.faults = faults or FaultPlan.none()
         self.half_s = self.costs.control_round_trip / 2
         self.calls = 0
+        self._last_s = 0.0
+        """When the last of the one-way messages sent so far takes effect."""
 
     async def call(self, peer: str, serve_s: float, work: Callable[[], T]) -> T:
         """Run ``work`` at ``peer`` and return its answer; ``serve_s`` is what serving costs."""
@@ -94,10 +102,17 @@ class ControlPlane:
             await self.clock.sleep(self.half_s)
         return answer
 
-    def post(self, work: Callable[[], object]) -> None:
-        """Send a one-way message: ``work`` runs half a round trip from now."""
+    def post(self, work: Callable[[], object], serve_s: float = 0.0) -> None:
+        """Send a one-way message: ``work`` runs half a round trip and ``serve_s`` from now."""
         self.calls += 1
-        if self.half_s:
-            self.clock.call_at(self.clock.now() + self.half_s, work)
+        delay_s = self.half_s + serve_s
+        if delay_s:
+            due_s = self.clock.now() + delay_s
+            self._last_s = max(self._last_s, due_s)
+            self.clock.call_at(due_s, work)
         else:
             work()
+
+    async def delivered(self) -> None:
+        """Wait until all one-way messages sent so far have taken effect."""
+        await self.clock.sleep_until(max(self._last_s, self.clock.now()))

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import Fabric, MemoryRegion
@@ -173,37 +174,41 @@ class KvManager:
     ) -> list[Grant | KeyResult]:
         """Reserve buffer and extent for each key, heads first, or refuse at once.
 
-        After the first refusal the rest is refused too: a tail without its head is worthless.
+        NO_SPACE: not now. ERROR: the device can never hold an object of this size. After the first
+        refusal the rest is refused too: a tail without its head is worthless.
         """
         answers: list[Grant | KeyResult] = []
         chosen = self.place(size_bytes) if device is None else device
-        refused = False
+        refusal: KeyResult | None = None
         granted: list[int] = []
         for key in keys:
             if key in self.index:
                 answers.append(KeyResult.EXISTS)
                 continue
-            grant = None if refused else self._reserve_one(key, size_bytes, chosen)
-            if grant is None:
-                refused = True
-                answers.append(KeyResult.NO_SPACE)
+            answer = refusal or self._reserve_one(key, size_bytes, chosen)
+            answers.append(answer)
+            if isinstance(answer, Grant):
+                granted.append(answer.token)
             else:
-                answers.append(grant)
-                granted.append(grant.token)
+                refusal = answer
         if granted:
             expiry = self.clock.now() + self.reserve_deadline_s
             self.clock.call_at(expiry, self._expire, granted)
         return answers
 
-    def _reserve_one(self, key: bytes, size_bytes: int, number: int) -> Grant | None:
+    def _reserve_one(self, key: bytes, size_bytes: int, number: int) -> Grant | KeyResult:
         device, allocator = self.devices[number], self.allocators[number]
         extent = self.extent_bytes(number, size_bytes)
         local = allocator.allocate(extent)
         if local is None:
-            return None
-        if not device.admit(local, size_bytes):
+            return KeyResult.NO_SPACE
+        try:
+            refusal = None if device.admit(local, size_bytes) else KeyResult.NO_SPACE
+        except DeviceError:
+            refusal = KeyResult.ERROR
+        if refusal is not None:
             allocator.take_back(local)
-            return None
+            return refusal
         self._generation = (self._generation + 1) % GENERATIONS
         region = self.fabric.register(
             device, self.bases[number] + local, extent, offset=local, writable=True
@@ -263,10 +268,13 @@ class KvManager:
             if reservation.stored is not None:
                 self._drop(reservation.stored)
                 continue
-            grant = reservation.grant
-            local = grant.address - self.bases[grant.device]
-            self.devices[grant.device].cancel(local)
-            self.allocators[grant.device].take_back(local)
+            # A writer in another process may be at it still: its frames are nobody else's yet.
+            reservation.region.when_quiet(partial(self._cancel, reservation.grant))
+
+    def _cancel(self, grant: Grant) -> None:
+        local = grant.address - self.bases[grant.device]
+        self.devices[grant.device].cancel(local)
+        self.allocators[grant.device].take_back(local)
 
     def _expire(self, tokens: Sequence[int]) -> None:
         late = [token for token in tokens if token in self._reservations]
@@ -276,11 +284,17 @@ class KvManager:
     # -- reads ----------------------------------------------------------------------------------
 
     def open_stream(
-        self, request_id: int, keys: Sequence[bytes], *, until_s: float | None = None
+        self,
+        request_id: int,
+        keys: Sequence[bytes],
+        *,
+        until_s: float | None = None,
+        onto: ReadStream | None = None,
     ) -> ReadStream:
         """Match ``keys`` against the node's own index, in order, and start prefetching the hits.
 
-        ``until_s`` is when the reader's lease ends, and with it the stream.
+        ``until_s`` is when the reader's lease ends, and with it the stream. With ``onto`` the hits
+        go behind those of that open stream, which is returned.
         """
         matched = []
         for key in keys:
@@ -289,7 +303,10 @@ class KvManager:
                 break
             stored.pins += 1
             matched.append(stored)
-        return self.prefetcher.open(request_id, matched, until_s=until_s)
+        if onto is None:
+            return self.prefetcher.open(request_id, matched, until_s=until_s)
+        self.prefetcher.extend(onto, matched, until_s=until_s)
+        return onto
 
     def unpin(self, stored: StoredObject) -> None:
         """Take back a stream's pin."""

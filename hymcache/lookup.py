@@ -3,34 +3,42 @@
 The unmatched blocks of a request are sent at once in batches of up to 32, without waiting for a
 batch to fill. The first hit names the node, and the KV Manager there is told *all* remaining
 candidates immediately, so that it stages the suffix while Lookup is still asking Master about it.
-The number of hits reported is what both agree on: announced blocks can be fetched.
+A chain that comes back to a node goes on in its stream there: it has one window on each device. The
+number of hits reported is what both agree on: announced blocks can be fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from cxlbench.emu.clock import Job
-from cxlbench.hymcache.control import ControlError, ControlPlane
-from cxlbench.hymcache.kv_manager import KvManager
-from cxlbench.hymcache.master import LookupReply, Master, RemoteBlock
-from cxlbench.hymcache.prefetch_window import ReadStream
+from cxlbench.emu.clock import Job, JobSet
+from cxlbench.hymcache.control import ControlError
+from cxlbench.hymcache.master import RemoteBlock
+from cxlbench.hymcache.node_service import Name
+from cxlbench.hymcache.services import MasterClient, NodeClient
 
 BATCH_KEYS = 32
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A stream on a node, and the place of its first object among the request's hits."""
+    """A run of a request's hits on one node: ``count`` of them from place ``first`` on."""
 
     node: int
     first: int
-    stream: ReadStream
+    count: int
+    start: int
+    """Position of the first one in the stream, which has all runs on the node."""
+    name: Name
     rkeys: tuple[int, ...]
+    staged: tuple[bool, ...]
     until_s: float
-    """When the lease ends that the stream was opened under, and the stream with it."""
+    """When the lease ends that the run was found under."""
+
+    def position_of(self, place: int) -> int:
+        """Return the position in the stream of the hit at ``place``."""
+        return self.start + place - self.first
 
 
 @dataclass(eq=False, slots=True)
@@ -39,17 +47,19 @@ class Found:
 
     blocks: list[RemoteBlock] = field(default_factory=list)
     streams: list[OpenStream] = field(default_factory=list)
+    asked: list[tuple[int, Name]] = field(default_factory=list)
+    """Node and stream of every hint that was sent, whether or not it was answered."""
     opening: list[Job[None]] = field(default_factory=list)
     failed: bool = False
     """Whether Master or a node did not answer: there may be more hits than these."""
     released: bool = False
-    """Whether the request has ended: a hint that arrives now opens nothing."""
+    """Whether the request has ended: a stream that is opened now is given back at once."""
 
     def stream_of(self, place: int) -> OpenStream | None:
         """Return the stream that covers a hit."""
         node = self.blocks[place].node
         for opened in self.streams:
-            if opened.node == node and opened.first <= place < opened.first + len(opened.stream):
+            if opened.node == node and opened.first <= place < opened.first + opened.count:
                 return opened
         return None
 
@@ -59,23 +69,25 @@ class Lookup:
 
     def __init__(
         self,
-        control: ControlPlane,
-        master: Master,
-        nodes: Mapping[int, KvManager],
+        master: MasterClient,
+        nodes: Mapping[int, NodeClient],
         *,
+        names: Callable[[], Name],
+        jobs: JobSet,
         batch_keys: int = BATCH_KEYS,
     ) -> None:
         if batch_keys < 1:
             raise ValueError(f"batch_keys must be at least 1, got {batch_keys}")
-        self.control = control
         self.master = master
         self.nodes = nodes
         self.batch_keys = batch_keys
+        self._names = names
+        self._jobs = jobs
 
     async def run(
         self,
         request_id: int,
-        reader: Hashable,
+        reader: Name,
         chain: Sequence[bytes],
         matched: int,
         found: Found,
@@ -84,17 +96,12 @@ class Lookup:
 
         ``found`` is handed in so that whoever cancels this can still close what it opened.
         """
-        costs = self.control.costs
         keys = chain[matched:]
         for begin in range(0, len(keys), self.batch_keys):
             batch = keys[begin : begin + self.batch_keys]
             used = chain[: matched + begin]
             try:
-                reply: LookupReply = await self.control.call(
-                    "master",
-                    costs.lookup_call + costs.lookup_key * len(batch),
-                    partial(self.master.lookup, reader, batch, used=used),
-                )
+                reply = await self.master.lookup(reader, batch, used=used)
             except ControlError:
                 found.failed = True
                 break
@@ -122,20 +129,41 @@ class Lookup:
         found: Found,
         until_s: float,
     ) -> None:
-        """Tell a node the candidates from its first hit on; its answer is awaited later."""
-        first = len(found.blocks)
-        manager = self.nodes[node]
+        """Tell a node the candidates from its first hit on; its answer is awaited later.
 
-        def open_here() -> None:
-            if not found.released:
-                stream = manager.open_stream(request_id, candidates, until_s=until_s)
-                rkeys = tuple(region.rkey for region in manager.regions)
-                found.streams.append(OpenStream(node, first, stream, rkeys, until_s))
+        A chain that comes back to a node goes on with its stream there, within the same window.
+        """
+        client = self.nodes.get(node)
+        if client is None:  # Master knows it and we do not yet
+            found.failed = True
+            return
+        first = len(found.blocks)
+        name = self._names()
+        onto = next((earlier for at, earlier in reversed(found.asked) if at == node), None)
+        found.asked.append((node, name))
 
         async def hint() -> None:
             try:
-                await self.control.call(f"node{node}", 0.0, open_here)
+                opened = await client.open_stream(
+                    name, request_id, candidates, until_s=until_s, onto=onto
+                )
             except ControlError:
                 found.failed = True
+                return
+            if found.released:
+                client.close_stream(name)
+            else:
+                found.streams.append(
+                    OpenStream(
+                        node,
+                        first,
+                        opened.objects,
+                        opened.start,
+                        name,
+                        opened.rkeys,
+                        opened.staged,
+                        until_s,
+                    )
+                )
 
-        found.opening.append(self.control.clock.spawn(hint()))
+        found.opening.append(self._jobs.spawn(hint()))

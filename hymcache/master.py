@@ -2,10 +2,8 @@
 
 Lookups and registrations come in batches and every key gets its own answer. Master chooses the
 *node* of a request (never of single blocks); the node's KV Manager chooses the device and reserves.
-A read needs a *lease*: until it ends, the extents behind the answer are not reused. Space is made
-under a low-water mark: tails of the coldest chains first (using a chain makes its head the newest
-entry), then what still lives in the emptiest segments. What is under a lease is in use, gives no
-space back before the lease ends, and is therefore no victim.
+A read needs a *lease*: until it ends, the extents behind the answer are not reused. How space is
+made is in ``eviction.py``.
 
 The methods are plain calls of a server that owns its table; ``control.py`` carries and charges
 them. Units: bytes, s. Left out: replication of Master, and its restart.
@@ -13,18 +11,23 @@ them. Units: bytes, s. Left out: replication of Master, and its restart.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from cxlbench.emu.clock import Clock
-from cxlbench.hymcache.slot_table import InsertResult, SlotState, SlotTable, UpdateResult
+from cxlbench.hymcache.counters import MasterCounters
+from cxlbench.hymcache.eviction import Eviction, NodeSpace
+from cxlbench.hymcache.slot_table import InsertResult, SlotState, SlotTable
 from cxlbench.kv.results import KeyResult
 
-EVICT_BATCH = 64
 EVICTING = int(SlotState.EVICTING)
+
+
+Place: TypeAlias = tuple[int, "int | None"]
+"""A node, and the device on it; None if the node may choose."""
 
 
 class NodePolicy(Enum):
@@ -34,50 +37,16 @@ class NodePolicy(Enum):
     MOST_FREE = "most-free"
 
 
-class Space(Protocol):
-    """A device's space for objects of one size, as the node reports it."""
-
-    @property
-    def capacity_bytes(self) -> int:
-        """All of it."""
-
-    @property
-    def extent_bytes(self) -> int:
-        """What one object takes."""
-
-    @property
-    def free_bytes(self) -> int:
-        """What objects of this size can be appended to now."""
-
-    @property
-    def dead_bytes(self) -> int:
-        """What comes back when the rest of its segments is evicted."""
-
-
-class NodeService(Protocol):
+class NodeService(NodeSpace, Protocol):
     """What Master needs of a node."""
 
     node: int
 
-    @property
-    def device_count(self) -> int:
-        """How many devices the node joins."""
-
-    def space(self, device: int, size_bytes: int) -> Space:
-        """Report a device's space for objects of ``size_bytes``."""
-
     def publish(self, key: bytes, address: int, generation: int) -> bool:
         """Let a committed object be found on the node; False if it is gone."""
 
-    def free(self, objects: Sequence[tuple[bytes, int]]) -> None:
-        """Drop objects (key, generation) on which no lease is left."""
 
-    def emptiest(self, device: int, size_bytes: int) -> Iterator[list[bytes]]:
-        """Yield the keys of each segment that evicting them would free, cheapest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteBlock:
+class RemoteBlock(NamedTuple):
     """Where a block can be read: the descriptor of §4.1."""
 
     key: bytes
@@ -106,27 +75,13 @@ class AllocateReply:
     node: int
     device: int | None
     refusals: tuple[KeyResult | None, ...]
-    ticket: int
+    ticket: Hashable
 
 
 @dataclass(slots=True)
 class _Lease:
     until_s: float
     keys: list[bytes]
-
-
-@dataclass(slots=True)
-class MasterCounters:
-    """What Master did."""
-
-    lookups: int = 0
-    looked_up_keys: int = 0
-    registered: int = 0
-    evicted: int = 0
-    evicted_by_segment: int = 0
-    leases_expired: int = 0
-    writes_expired: int = 0
-    dropped: int = 0
 
 
 class Master:
@@ -144,25 +99,21 @@ class Master:
         low_water: float = 0.04,
         high_water: float = 0.08,
     ) -> None:
-        if not 0 <= low_water <= high_water < 1:
-            raise ValueError(
-                f"need 0 <= low_water <= high_water < 1, got {low_water}, {high_water}"
-            )
         self.clock = clock
         self.nodes = dict(nodes)
         self.policy = policy
         self.lease_s = lease_s
         self.write_deadline_s = write_deadline_s
-        self.low_water = low_water
-        self.high_water = high_water
         self.table = SlotTable(max_objects)
         self.counters = MasterCounters()
+        self.eviction = Eviction(
+            self.table, self.nodes, self.counters, low_water=low_water, high_water=high_water
+        )
         self._leases: dict[Hashable, _Lease] = {}
-        self._leased: dict[bytes, int] = {}
-        self._retiring: set[bytes] = set()
-        self._writing: dict[bytes, int] = {}
+        self._writing: dict[bytes, Hashable] = {}
+        self._tickets: dict[Hashable, set[bytes]] = {}
+        """Keys that are WRITING, by the ticket that they were asked for under."""
         self._members = count(1)
-        self._tickets = count(1)
         self._turn = 0
 
     def join(self) -> int:
@@ -211,30 +162,20 @@ class Master:
             self.clock.call_at(until, self._expire_lease, reader)
         if lease is not None:
             lease.keys.extend(hits)
-            leased = self._leased
-            for key in hits:
-                leased[key] = leased.get(key, 0) + 1
+            self.eviction.lease(hits)
         if hits or used:
             self.table.touch([*used, *hits])
         return LookupReply(blocks, until)
 
+    def touch(self, chain: Sequence[bytes]) -> None:
+        """Note that a chain is in use, of which the engine has everything itself."""
+        self.table.touch(chain)
+
     def release(self, reader: Hashable) -> None:
         """End the lease of a reader; unknown readers are no error."""
         lease = self._leases.pop(reader, None)
-        if lease is None:
-            return
-        freed = []
-        leased = self._leased
-        for key in lease.keys:
-            left = leased[key] - 1
-            if left:
-                leased[key] = left
-            else:
-                del leased[key]
-                if key in self._retiring:
-                    freed.append(key)
-        if freed:
-            self._retire(freed)
+        if lease is not None:
+            self.eviction.end_lease(lease.keys)
 
     def _expire_lease(self, reader: Hashable) -> None:
         lease = self._leases.get(reader)
@@ -250,13 +191,32 @@ class Master:
 
     def allocate(
         self,
+        ticket: Hashable,
         keys: Sequence[bytes],
         size_bytes: int,
         *,
         near: tuple[int, int] | None = None,
         after: bytes | None = None,
     ) -> AllocateReply:
-        """Choose the node for a request's new blocks and mark their keys WRITING.
+        """Choose the node for a request's new blocks and mark their keys WRITING under ``ticket``.
+
+        The ticket is of the caller's choice, and a new one. ``near`` and ``after``: see ``place``.
+        """
+        place = self.place(keys, size_bytes, near=near, after=after)
+        if place is None:
+            return AllocateReply(-1, None, (KeyResult.NO_SPACE,) * len(keys), ticket)
+        return self.allocate_at(ticket, keys, size_bytes, place)
+
+    def place(
+        self,
+        keys: Sequence[bytes],
+        size_bytes: int,
+        *,
+        near: tuple[int, int] | None = None,
+        after: bytes | None = None,
+        avoid: Collection[int] = (),
+    ) -> Place | None:
+        """Choose the node for a request's new blocks; None if there is none, or it is to avoid.
 
         ``near`` is (node, device) of the request's last hit block. The chain goes on where the
         last of the leading ``keys`` lies that are here already, else there, else where the block
@@ -268,22 +228,30 @@ class Master:
                 near = int(last.node[0]), int(last.device[0])
         found = self.table.lookup(keys)
         states = found.state.tolist()
-        # A key on its way out can be stored when it is gone, and what follows it not before.
-        able = states.index(EVICTING) if EVICTING in states else len(keys)
-        for index in range(able):
+        for index in range(len(keys)):
             if states[index] != SlotState.READY:
                 break
             near = int(found.node[index]), int(found.device[index])
-        node = near[0] if near is not None else self._choose_node(size_bytes)
-        device = near[1] if near is not None else None
+        if near is not None and near[0] in self.nodes:
+            return None if near[0] in avoid else near
+        node = self._choose_node(size_bytes, avoid)
+        return None if node is None else (node, None)
+
+    def allocate_at(
+        self, ticket: Hashable, keys: Sequence[bytes], size_bytes: int, place: Place
+    ) -> AllocateReply:
+        """Mark new keys WRITING, to be written at ``place``, after making room there."""
+        node, device = place
+        states = self.table.lookup(keys).state.tolist()
+        # A key on its way out can be stored when it is gone, and what follows it not before.
+        able = states.index(EVICTING) if EVICTING in states else len(keys)
         new = states[:able].count(SlotState.EMPTY)
         if new:
-            self._make_room(node, device, size_bytes, new)
+            self.eviction.make_room(node, device, size_bytes, new)
             absent = self.table.find(keys[:able]) < 0
-            room = self._make_slots(int(absent.sum()), keep=keys)
+            room = self.eviction.make_slots(int(absent.sum()), keep=keys)
             able = int((absent.cumsum() <= room).sum())
         refusals: list[KeyResult | None] = [KeyResult.NO_SPACE] * len(keys)
-        ticket = next(self._tickets)
         keys_in = keys[:able]
         mine = []
         if keys_in:
@@ -298,13 +266,14 @@ class Master:
                 else:
                     refusals[index] = KeyResult.EXISTS
         if mine:
+            self._tickets.setdefault(ticket, set()).update(mine)
             self.clock.call_at(
                 self.clock.now() + self.write_deadline_s, self._expire_writes, mine, ticket
             )
         return AllocateReply(node, device, tuple(refusals), ticket)
 
     def register(
-        self, ticket: int, blocks: Sequence[RemoteBlock], *, chain: Sequence[bytes] = ()
+        self, ticket: Hashable, blocks: Sequence[RemoteBlock], *, chain: Sequence[bytes] = ()
     ) -> list[KeyResult]:
         """Make committed blocks READY. ``chain`` is the request's chain so far, for its age.
 
@@ -329,31 +298,42 @@ class Master:
                 generation=[block.generation for block in good],
             )
             self.table.set_state(keys, SlotState.WRITING, SlotState.READY)
-            for key in keys:
-                del self._writing[key]
+            self._written(ticket, keys)
             self.counters.registered += len(keys)
             self.table.touch(chain or keys)
         return [KeyResult.STORED] * len(good) + [KeyResult.LEASE_EXPIRED] * (
             len(blocks) - len(good)
         )
 
-    def abort(self, ticket: int, keys: Iterable[bytes]) -> None:
-        """Give up WRITING keys of a ticket; others are no error."""
-        mine = [key for key in keys if self._writing.get(key) == ticket]
-        for key in mine:
-            del self._writing[key]
-        if mine:
-            self.table.remove(mine)
+    def abort(self, ticket: Hashable) -> None:
+        """Give up the keys that are still WRITING under a ticket; unknown ones are no error."""
+        self._give_up(ticket, list(self._tickets.get(ticket, ())))
 
-    def _expire_writes(self, keys: Sequence[bytes], ticket: int) -> None:
+    def _give_up(self, ticket: Hashable, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._written(ticket, keys)
+            self.table.remove(keys)
+
+    def _written(self, ticket: Hashable, keys: Sequence[bytes]) -> None:
+        """Note that keys are not WRITING under the ticket any more."""
+        for key in keys:
+            del self._writing[key]
+        left = self._tickets[ticket]
+        left.difference_update(keys)
+        if not left:
+            del self._tickets[ticket]
+
+    def _expire_writes(self, keys: Sequence[bytes], ticket: Hashable) -> None:
         late = [key for key in keys if self._writing.get(key) == ticket]
         self.counters.writes_expired += len(late)
-        self.abort(ticket, late)
+        self._give_up(ticket, late)
 
     # -- space ----------------------------------------------------------------------------------
 
-    def _choose_node(self, size_bytes: int) -> int:
-        names = sorted(self.nodes)
+    def _choose_node(self, size_bytes: int, avoid: Collection[int]) -> int | None:
+        names = sorted(self.nodes.keys() - set(avoid))
+        if not names:
+            return None
         if self.policy is NodePolicy.MOST_FREE:
             return max(names, key=lambda name: (self._free_bytes(name, size_bytes), -name))
         self._turn += 1
@@ -363,86 +343,9 @@ class Master:
         node = self.nodes[name]
         return sum(node.space(number, size_bytes).free_bytes for number in range(node.device_count))
 
-    def _make_room(self, name: int, device: int | None, size_bytes: int, objects: int) -> None:
-        """Evict from devices of a node that are under their low-water mark."""
-        node = self.nodes[name]
-        for number in range(node.device_count) if device is None else (device,):
-            space = node.space(number, size_bytes)
-            if space.extent_bytes > space.capacity_bytes:
-                continue
-            # A batch may be larger than the device; one object at least is to have room.
-            wanted = max(
-                min(space.extent_bytes * objects, space.capacity_bytes // 2), space.extent_bytes
-            )
-            if space.free_bytes >= max(self.low_water * space.capacity_bytes, wanted):
-                continue
-            target = int(max(self.high_water * space.capacity_bytes, wanted))
-            self.evict(self._coldest_on(name, number, target - space.free_bytes - space.dead_bytes))
-            for victims in node.emptiest(number, size_bytes):
-                if node.space(number, size_bytes).free_bytes >= target:
-                    break
-                if self._leased.keys().isdisjoint(victims):
-                    self.counters.evicted_by_segment += self.evict(victims)
-
-    def _make_slots(self, objects: int, *, keep: Sequence[bytes]) -> int:
-        """Return how many of so many slots are free, after evicting if they are too few."""
-        room = self.table.max_objects - len(self.table)
-        if room < objects:
-            kept = self._leased.keys() | set(keep)
-            cold = self.table.coldest(objects - room + len(kept))
-            self.evict([key for key in cold if key not in kept][: objects - room])
-            room = self.table.max_objects - len(self.table)
-        return min(room, objects)
-
-    def _coldest_on(self, name: int, device: int, nbytes: int) -> list[bytes]:
-        """Return the oldest keys on a device that hold ``nbytes`` together: cold chains' tails."""
-        wanted = EVICT_BATCH
-        while nbytes > 0:
-            keys = self.table.coldest(wanted)
-            batch = self.table.lookup(keys)
-            chosen: list[bytes] = []
-            total = 0
-            for key, node, dev, length in zip(
-                keys,
-                batch.node.tolist(),
-                batch.device.tolist(),
-                batch.length.tolist(),
-                strict=True,
-            ):
-                if total >= nbytes:
-                    return chosen
-                if node == name and dev == device and key not in self._leased:
-                    chosen.append(key)
-                    total += length
-            if len(keys) < wanted or total >= nbytes:
-                return chosen
-            wanted *= 4
-        return []
-
     def evict(self, keys: Sequence[bytes]) -> int:
         """Make READY keys unfindable; their extents come back when no lease is left."""
-        if not keys:
-            return 0
-        moved = self.table.set_state(keys, SlotState.READY, SlotState.EVICTING).tolist()
-        gone = [k for k, m in zip(keys, moved, strict=True) if m == UpdateResult.CHANGED]
-        self.counters.evicted += len(gone)
-        self._retiring.update(gone)
-        self._retire([key for key in gone if key not in self._leased])
-        return len(gone)
-
-    def _retire(self, keys: Sequence[bytes]) -> None:
-        if not keys:
-            return
-        per_node: dict[int, list[tuple[bytes, int]]] = {}
-        found = self.table.lookup(keys)
-        for key, node, generation in zip(
-            keys, found.node.tolist(), found.generation.tolist(), strict=True
-        ):
-            per_node.setdefault(node, []).append((key, generation))
-            self._retiring.discard(key)
-        self.table.remove(keys)
-        for node, mine in per_node.items():
-            self.nodes[node].free(mine)
+        return self.eviction.evict(keys)
 
     def gone(self, node: int, key: bytes, generation: int) -> None:
         """Forget a generation that a node lost, or whose bytes a reader found wrong."""
@@ -455,13 +358,64 @@ class Master:
             self.counters.dropped += 1
             self.evict([key])
 
+    # -- clients and nodes that end or begin ----------------------------------------------------
+
+    def drop_client(self, member: int) -> None:
+        """Give back everything that is held under names ``(member, ...)``."""
+        for reader in [r for r in self._leases if isinstance(r, tuple) and r[0] == member]:
+            self.release(reader)
+        for ticket in [t for t in self._tickets if isinstance(t, tuple) and t[0] == member]:
+            self.abort(ticket)
+
+    def add_node(self, node: NodeService) -> None:
+        """Let a node take part; what it has comes by ``adopt``."""
+        self.nodes[node.node] = node
+
+    def adopt(self, blocks: Sequence[RemoteBlock]) -> list[RemoteBlock]:
+        """Take in what a node has, oldest first; return what is not wanted: known or no room."""
+        refused = []
+        room = self.table.max_objects - len(self.table)
+        fresh = self.table.find([block.key for block in blocks]) < 0
+        taken: list[RemoteBlock] = []
+        for block, new in zip(blocks, fresh.tolist(), strict=True):
+            if new and len(taken) < room:
+                taken.append(block)
+            else:
+                refused.append(block)
+        if taken:
+            keys = [block.key for block in taken]
+            self.table.insert(
+                keys,
+                node=[block.node for block in taken],
+                device=[block.device for block in taken],
+                address=[block.address for block in taken],
+                length=[block.size_bytes for block in taken],
+                generation=[block.generation for block in taken],
+            )
+            self.table.set_state(keys, SlotState.WRITING, SlotState.READY)
+            # Blocks of a chain were stored head first, and heads must be the newest.
+            self.table.touch(keys)
+        return refused
+
+    def forget_node(self, node: int) -> None:
+        """Forget everything on a node that is gone, and the leases on it."""
+        self.nodes.pop(node, None)
+        slots = self.table.slots
+        here = slots["node"] == node
+        for state in (SlotState.READY, SlotState.EVICTING):
+            rows = slots[here & (slots["state"] == int(state))]
+            keys = [bytes(key) for key in rows["key"]]
+            if keys:
+                self.eviction.forget(keys)
+                self.table.remove(keys)
+
     # -- housekeeping ---------------------------------------------------------------------------
 
     def at_rest(self) -> dict[str, int]:
         """Count what is held for somebody."""
         return {
             "leases": len(self._leases),
-            "leased keys": len(self._leased),
+            "leased keys": len(self.eviction.leased),
             "writing slots": len(self._writing),
-            "evicting slots": len(self._retiring),
+            "evicting slots": len(self.eviction.retiring),
         }

@@ -1,7 +1,7 @@
 """Prefetch windows and read tokens (HyMCache §4.2).
 
-Each request that reads from a node has a *stream*: its matched objects in the order in which the
-worker will read them. Per device, at most a *window* of them is staged ahead of the worker:
+Each request that reads from a node has a *stream* there: its matched objects in the order in which
+the worker will read them. Per device, at most a *window* of them is staged ahead of the worker:
 
     window = min(hits, max(2, 128 MiB // object size))
 
@@ -58,11 +58,11 @@ class _Lane:
 
     __slots__ = ("asked", "device", "held", "next", "queued", "reading", "stream", "todo", "window")
 
-    def __init__(self, stream: ReadStream, device: int, todo: list[int], window: int) -> None:
+    def __init__(self, stream: ReadStream, device: int) -> None:
         self.stream = stream
         self.device = device
-        self.todo = todo
-        self.window = window
+        self.todo: list[int] = []
+        self.window = 0
         self.next = 0
         self.held = 0
         self.reading = 0
@@ -79,26 +79,33 @@ class _Lane:
 class ReadStream:
     """One request's objects on one node, in reading order."""
 
-    def __init__(
-        self, scheduler: PrefetchScheduler, request_id: int, objects: Sequence[StoredObject]
-    ) -> None:
+    def __init__(self, scheduler: PrefetchScheduler, request_id: int) -> None:
         self.request_id = request_id
-        self.objects = tuple(objects)
+        self.objects: list[StoredObject] = []
         self.closed = False
         self.first_issue_s: float | None = None
         """When the first prefetch of this stream was issued."""
         self.lanes: dict[int, _Lane] = {}
         self._scheduler = scheduler
-        self._requests: list[PrefetchRequest | None] = [None] * len(objects)
-        self._staging: list[Signal[bool] | None] = [None] * len(objects)
-        self._asked = bytearray(len(objects))
-        self._done = bytearray(len(objects))
+        self._requests: list[PrefetchRequest | None] = []
+        self._staging: list[Signal[bool] | None] = []
+        self._asked = bytearray()
+        self._done = bytearray()
         self._passed = 0
         self._alarm: asyncio.Handle | None = None
 
     def __len__(self) -> int:
         """Objects matched."""
         return len(self.objects)
+
+    def append(self, stored: StoredObject, staging: Signal[bool] | None) -> int:
+        """Add an object behind the others; return its position."""
+        self.objects.append(stored)
+        self._requests.append(None)
+        self._staging.append(staging)
+        self._asked.append(0)
+        self._done.append(0)
+        return len(self.objects) - 1
 
     async def ready(self, position: int) -> StoredObject:
         """Wait until the object may be read: staged, or at once where the device has no staging.
@@ -163,6 +170,11 @@ class PrefetchScheduler:
         for number, device in enumerate(node.devices):
             device.on_frames_free = self._pump_of(number)
 
+    def stages(self, device: int | None = None) -> bool:
+        """Whether objects of a device (None: of any) are staged before they are read."""
+        devices = self._node.devices if device is None else (self._node.devices[device],)
+        return self.enabled and any(d.prefetch_depth for d in devices)
+
     def device_of(self, stream: ReadStream, position: int) -> MemoryDevice:
         """Return the device that holds an object of a stream."""
         return self._node.devices[stream.objects[position].device]
@@ -174,24 +186,32 @@ class PrefetchScheduler:
 
         At ``until_s``, the end of the lease, it is closed, whether or not its reader still lives.
         """
-        stream = ReadStream(self, request_id, objects)
+        stream = ReadStream(self, request_id)
         self._streams.add(stream)
+        self.extend(stream, objects, until_s=until_s)
+        return stream
+
+    def extend(
+        self, stream: ReadStream, objects: Sequence[StoredObject], *, until_s: float | None = None
+    ) -> None:
+        """Let an open stream go on with more objects, within the windows that it has."""
         if until_s is not None:
+            if stream._alarm is not None:
+                stream._alarm.cancel()
             stream._alarm = self.clock.call_at(until_s, stream.close)
-        if not self.enabled:
-            return stream
-        per_device: dict[int, list[int]] = {}
-        for position, stored in enumerate(stream.objects):
-            if self._node.devices[stored.device].prefetch_depth:
-                per_device.setdefault(stored.device, []).append(position)
-                stream._staging[position] = Signal(self.clock)
-        for device, todo in per_device.items():
-            size = max(stream.objects[position].size_bytes for position in todo)
-            window = prefetch_window(len(todo), size, self.window_bytes)
-            lane = stream.lanes[device] = _Lane(stream, device, todo, window)
+        for stored in objects:
+            device = stored.device
+            if not self.stages(device):
+                stream.append(stored, None)
+                continue
+            if device not in stream.lanes:
+                stream.lanes[device] = _Lane(stream, device)
+            stream.lanes[device].todo.append(stream.append(stored, Signal(self.clock)))
+        for device, lane in stream.lanes.items():
+            size = max(stream.objects[position].size_bytes for position in lane.todo)
+            lane.window = prefetch_window(len(lane.todo), size, self.window_bytes)
             self._enqueue(lane)
             self._pump(device)
-        return stream
 
     def ask(self, stream: ReadStream, position: int, signal: Signal[bool]) -> None:
         """Note that the worker wants to read ``position``, for the first time."""

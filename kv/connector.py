@@ -120,7 +120,11 @@ class Connector(Protocol):
         """Give back all that the request holds. Unknown or released ids are no error."""
 
     def poll(self) -> list[Completion]:
-        """Return what has ended since the last call."""
+        """Return what has ended since the last call.
+
+        The end of every ticket is kept until it was returned here, also if its ``done`` was
+        awaited: whoever only awaits tickets must call this now and then and drop the answer.
+        """
 
     def at_rest(self) -> dict[str, int]:
         """Count what is held, by name; all zero when no request is open."""

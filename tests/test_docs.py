@@ -19,6 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from cxlbench.harness.cli import main
+from cxlbench.harness.cli.group import (
+    BAD_INPUT,
+    BAR_MISSED,
+    INTERRUPTED,
+    TIMING_NOT_KEPT,
+    WRONG_DATA,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,6 +163,31 @@ def test_every_cheap_command_shown_runs(tmp_path, monkeypatch):
 def test_a_command_that_is_wrong_would_be_noticed(wrong):
     with pytest.raises(click.UsageError):
         parse(shlex.split(wrong))
+
+
+def test_the_command_lines_page_has_every_exit_code_and_says_what_demo_does():
+    """What happens is tested in ``tests/harness/test_cli_json.py`` and ``test_cli_bench.py``."""
+    text = " ".join((ROOT / "docs" / "cli.md").read_text().split())
+    rows = dict(re.findall(r"\| (\d+) \| ([^|]+) \|", text))
+    assert {int(code) for code in rows} == {
+        0,
+        WRONG_DATA,
+        BAD_INPUT,
+        TIMING_NOT_KEPT,
+        INTERRUPTED,
+    }
+    assert "`bench --strict`" in rows[str(BAR_MISSED)]
+    assert "`replay --wall` or `io --wall` did not keep its timing" in rows[str(TIMING_NOT_KEPT)]
+    assert "it exits 0 also if the timing was not kept" in text
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_the_ci_script_is_one_and_runs_what_the_readme_shows():
+    script = ROOT / ".ci" / "run"
+    subprocess.run(["bash", "-n", script], check=True, timeout=30)
+    text = script.read_text()
+    for command in ("make test", "make lint", "make types", "make demo", "bench replay --strict"):
+        assert command in text
 
 
 def test_a_target_that_is_wrong_would_be_noticed():

@@ -66,8 +66,13 @@ def generate(out: Path, as_json: bool, **knobs: Any) -> None:
     from cxlbench.harness.traces import write_workload
 
     output = Output(as_json=as_json)
-    workload = make(GeneratorKnobs(**knobs), name=out.name.partition(".")[0])
-    write_workload(workload, out)
+    with output.progress() as progress:
+        workload = make(GeneratorKnobs(**knobs), name=out.name.partition(".")[0], progress=progress)
+        write_workload(
+            workload,
+            out,
+            progress=lambda done, total: progress("writing requests", done, total),
+        )
     counts = count_references(workload.requests)
     output.say(
         f"{out}: {counts.requests:,} requests of {knobs['sessions']:,} sessions, "

@@ -6,15 +6,24 @@ exit code 2; anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import IO, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, TextIO, cast
 
 import click
+from click.utils import PacifyFlushWrapper
 
 import cxlbench as package
 
 INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+TERMINATED = 143
 WRONG_DATA = 1
+BAR_MISSED = 1
 BAD_INPUT = 2
 TIMING_NOT_KEPT = 3
 
@@ -25,6 +34,7 @@ USER_ERRORS = (
     ("cxlbench.emu.faults", "FaultPlanError"),
     ("cxlbench.emu.status", "DeviceError"),
     ("cxlbench.emu.status", "HostLimitError"),
+    ("cxlbench.harness.rig", "BlockTooLargeError"),
     ("cxlbench.harness.replay", "TraceHasNoIdsError"),
     ("cxlbench.harness.requests", "WorkloadError"),
     ("cxlbench.harness.traces.lines", "TraceError"),
@@ -32,6 +42,28 @@ USER_ERRORS = (
     ("cxlbench.kv.geometry", "GeometryError"),
 )
 """Errors that say what the user can do, by module: a module not loaded has raised none."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does: its files are removed."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise ``Terminated`` meanwhile, where this thread may say so."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class UserError(click.ClickException):
@@ -60,14 +92,30 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with ended_by_sigterm():
+                return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # the reader of our output has gone; click ends quietly
-        except (KeyboardInterrupt, click.Abort):
+            # Whoever read our output has gone, and nothing may be said at exit either.
+            sys.stdout = cast("TextIO", PacifyFlushWrapper(sys.stdout))
+            sys.stderr = cast("TextIO", PacifyFlushWrapper(sys.stderr))
+            ctx.exit(OUTPUT_CLOSED)
+        except (KeyboardInterrupt, click.Abort) as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo("interrupted; backing files are removed, no result was written", err=True)
-            ctx.exit(INTERRUPTED)
+            ended = isinstance(error, Terminated)
+            click.echo(
+                f"{'terminated' if ended else 'interrupted'}; backing files are removed, no result "
+                "was written",
+                err=True,
+            )
+            ctx.exit(TERMINATED if ended else INTERRUPTED)
+        except MemoryError as error:
+            if ctx.params.get("debug"):
+                raise
+            raise UserError(
+                f"this host has not enough memory for it ({error or 'nothing is left'}); use a "
+                "larger --scale, or a smaller device"
+            ) from error
         except Exception as error:
             if ctx.params.get("debug") or not isinstance(error, user_errors()):
                 raise
@@ -78,9 +126,11 @@ class Commands(click.Group):
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=f"""
-Exit codes: 0 fine; {WRONG_DATA} wrong data was delivered, or something leaked; {BAD_INPUT} a bad
-option or file, or this host cannot do it; {TIMING_NOT_KEPT} a run in real time did not keep its
-timing; {INTERRUPTED} interrupted.
+Exit codes: 0 fine; {WRONG_DATA} wrong data was delivered, or something leaked (or `bench
+--strict` missed a bar); {BAD_INPUT} a bad option or file, or this host cannot do it;
+{TIMING_NOT_KEPT} `replay --wall` or `io --wall` did not keep its timing (`demo` only marks it);
+{INTERRUPTED} interrupted; {TERMINATED} terminated (SIGTERM); {OUTPUT_CLOSED} whoever read the
+output closed it (`| head`).
 
 Start with: cxlbench demo
 """,
@@ -93,3 +143,7 @@ def cxlbench(debug: bool) -> None:
     Every command has --help with an example, and --json, which prints one JSON document and nothing
     else on standard output (messages and progress go to standard error).
     """
+    # A device or policy of the user's own (module:object) may lie here; last, so it hides nothing.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)

@@ -15,6 +15,7 @@ from cxlbench.harness.cli.options import (
     examples,
     folder_option,
     json_option,
+    refuse_idle,
     scale_option,
     seed_option,
     set_option,
@@ -29,6 +30,7 @@ PATTERNS = ("read", "write", "randread", "randwrite", "rw", "randrw")
     short_help="Drive a device directly, in fio's words.",
     epilog=examples(
         "cxlbench io --rw randread --bs 16m --iodepth 4 --prefetch 8 --size 8GiB",
+        "cxlbench io --device cmm-h-256g --set dram_capacity=4GiB --rw randread --size 8GiB",
         "cxlbench io --device cmm-h-256g --rw randrw --rwmixread 70 --bs 1m --size 2GiB",
         "cxlbench io --rw read --bs 16m --size 2GiB --wall --folder /mnt/nvme",
     ),
@@ -76,16 +78,35 @@ PATTERNS = ("read", "write", "randread", "randwrite", "rw", "randrw")
 def io(
     device: str, overrides: dict[str, str], wall: bool, scale: float | None, **given: Any
 ) -> None:
-    """Read and write objects on one device, without a tier above it."""
+    """Read and write objects on one device, without a tier above it.
+
+    All objects are written first; what is measured begins on a device that has just been filled.
+
+    Exit codes: 0 fine; 1 wrong data was read, or something is held at the end; 2 a bad option, or
+    this host cannot do it; 3 a run with --wall did not keep its timing.
+    """
     output = Output(as_json=given.pop("as_json"))
+    if given["rw"] not in ("rw", "randrw"):
+        refuse_idle(("rwmixread",), "it is the share of reads in rw and randrw")
     folder: Path | None = given["folder"]
     if folder is not None and not wall:
         raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")
     from cxlbench.harness.io_bench import describe_io, run_io
 
     profile = load_device(device, overrides)
-    found = run_io(profile, wall=wall, scale=scale or (WALL_SCALE if wall else 1), **given)
+    with output.progress() as progress:
+        found = run_io(
+            profile,
+            wall=wall,
+            scale=scale or (WALL_SCALE if wall else 1),
+            progress=progress,
+            **given,
+        )
     output.say(describe_io(found))
+    if found.fidelity is not None and not found.fidelity.trusted:
+        from cxlbench.harness.fidelity import WHAT_THEN
+
+        output.note(WHAT_THEN)
     output.document(found)
     if not found.correct:
         raise click.exceptions.Exit(WRONG_DATA)

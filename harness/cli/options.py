@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,10 +51,24 @@ class SizeType(_SizeBase):
         return nbytes
 
 
+class FiniteRange(click.FloatRange):
+    """A range of numbers in which neither ``nan`` nor ``inf`` is one."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
 SIZE = SizeType()
-POSITIVE = click.FloatRange(min=0, min_open=True)
+POSITIVE = FiniteRange(min=0, min_open=True)
+ZERO_OR_MORE = FiniteRange(min=0)
 COUNT = click.IntRange(min=1)
-SCALE = click.FloatRange(min=1)
+SCALE = FiniteRange(min=1)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -61,6 +76,27 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def examples(*commands: str) -> str:
     """Return the end of a help text: commands to try, a line each."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """Return those of the running command's parameters that the user gave, as ``--option``."""
+    context = click.get_current_context()
+    options = {
+        param.name: param.opts[0] for param in context.command.params if param.name is not None
+    }
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [options[name] for name in names if context.get_parameter_source(name) is typed]
+
+
+def refuse_idle(names: Iterable[str], why: str) -> None:
+    """Refuse options that the user gave and that would do nothing; ``why`` says for what they are.
+
+    Raises:
+        click.UsageError: one of ``names`` was given.
+    """
+    idle = given(names)
+    if idle:
+        raise click.UsageError(f"{', '.join(idle)} would do nothing here: {why}")
 
 
 def json_option(function: F) -> F:
@@ -103,15 +139,19 @@ def folder_option(function: F) -> F:
     )(function)
 
 
+SEED_HELP = "Same seed, same result (in virtual time)."
+
+
 def seed_option(function: F) -> F:
     """Add ``--seed``."""
+    return seed_option_for(SEED_HELP)(function)
+
+
+def seed_option_for(text: str) -> Callable[[F], F]:
+    """Add ``--seed`` with a help text of its own."""
     return click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=1,
-        show_default=True,
-        help="Same seed, same result (in virtual time).",
-    )(function)
+        "--seed", type=click.IntRange(min=0), default=1, show_default=True, help=text
+    )
 
 
 def _overrides(

@@ -117,16 +117,21 @@ from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, re
     show_default=True,
     help="In which order that cache sees a request's blocks.",
 )
-@click.option("--out", type=FOLDER, help="For result.json and run.json. [default: results/replay]")
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="For result.json and run.json, and a plot, replay.png. [default: results/replay, no plot]",
+)
 @seed_option
 @json_option
 def replay(open_loop: bool, **given: Any) -> None:
     """Replay TRACE on an emulated tier, verify all it reads, and print figures by turn.
 
     In virtual time (default) a run at full size takes seconds, and the same seed gives the same
-    result.json. With --wall real bytes move through real files in real time at a scale, and the
-    run ends with a fidelity line that says whether this host kept the timing. Sizes and bandwidths
-    are reported at full size. Formats of traces are told by their content.
+    result.json. With --wall real bytes move through real files in real time at a scale: the run
+    first says how long it will take, and ends with a fidelity line that says whether this host kept
+    the timing. Sizes and bandwidths are reported at full size. Formats of traces are told by their
+    content.
 
     Exit codes: 0 fine; 1 wrong data was delivered, or something is held at the end (it is named);
     2 a bad option or file, or this host cannot do it; 3 a run with --wall did not keep its timing

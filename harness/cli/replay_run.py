@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 WALL_SCALE = 128
-GPU_MEMORY_SHARE = 0.9
-"""Share of a GPU's memory that engines use by default; what the weights leave is KV space."""
-
+DEFAULT_OUT = Path("results/replay")
 CAPACITIES = tuple(size * GIB for size in (16, 64, 256, 1024, 4096))
 
 
@@ -85,11 +83,13 @@ def _read(options: Options, output: Output, mode: str) -> Workload:
 
 def count_reuse(options: Options, output: Output) -> None:
     """Print how much reuse a trace holds, and what a cache of a size would catch of it."""
-    from cxlbench.harness.results import write_run
+    from cxlbench.harness.results import check_writable, write_run
     from cxlbench.harness.tables import listing, percent, size, table
     from cxlbench.harness.trace_statistics import Order, trace_statistics
     from cxlbench.kv.geometry import model_shape
 
+    if options.out is not None:
+        check_writable(options.out)
     mode = options.mode or "as-recorded"
     workload = _read(options, output, mode)
     found = trace_statistics(
@@ -139,7 +139,9 @@ def replay_trace(options: Options, output: Output) -> None:
     """Replay, print figures, write the results; raise click's Exit if they are not fine."""
     from cxlbench.emu.faults import FaultPlan
     from cxlbench.harness.replay import replay as run
+    from cxlbench.harness.results import check_writable
 
+    check_writable(options.out or DEFAULT_OUT)
     faults = FaultPlan.load(options.faults) if options.faults else FaultPlan.none()
     workload = _read(options, output, "whole-blocks")
     workload.require_ids("a replay")
@@ -149,6 +151,8 @@ def replay_trace(options: Options, output: Output) -> None:
     if options.wall and options.folder is not None:
         _check_host(options, spec, output)
     inputs = _inputs(options, workload, spec, faults)
+    if options.wall:
+        _say_how_long(options, workload, spec, output)
     with output.progress() as progress:
         result = run(
             workload,
@@ -171,9 +175,28 @@ def replay_trace(options: Options, output: Output) -> None:
         raise click.exceptions.Exit(TIMING_NOT_KEPT)
 
 
+def _say_how_long(options: Options, workload: Workload, spec: ReplaySpec, output: Output) -> None:
+    """Run the same work in virtual time, which says how long it takes in real time."""
+    from cxlbench.emu.faults import FaultPlan
+    from cxlbench.harness.replay import replay as run
+
+    with output.progress() as progress:
+        model = run(
+            workload,
+            spec,
+            wall=False,
+            faults=FaultPlan.load(options.faults) if options.faults else None,
+            progress=lambda done, total: progress("estimating the time, requests", done, total),
+        )
+    output.note(
+        f"in real time this takes about {model.figures.duration_s:.1f} s, and a little for its "
+        "files; --limit and --sessions take a part of the trace, --speed plays it faster"
+    )
+
+
 def _spec(options: Options, block_tokens: int) -> ReplaySpec:
     from cxlbench.devices.profile import AcceleratorProfile, load_as
-    from cxlbench.harness.engine import EngineModel
+    from cxlbench.harness.engine import EngineModel, kv_blocks
     from cxlbench.harness.replay import ReplaySpec
     from cxlbench.harness.rig import RigSpec
     from cxlbench.kv.footer import Verify
@@ -183,12 +206,10 @@ def _spec(options: Options, block_tokens: int) -> ReplaySpec:
     accelerator = load_as(AcceleratorProfile, options.accelerator)
     block_bytes = shape.block_bytes(block_tokens)
     gpu_blocks = options.gpu_blocks
-    if gpu_blocks is None:
-        room = options.gpu_kv
-        if room is None:
-            weights = shape.parameters * shape.dtype_bytes
-            room = max(0, int(accelerator.memory_capacity * GPU_MEMORY_SHARE) - weights)
-        gpu_blocks = room // block_bytes
+    if gpu_blocks is None and options.gpu_kv is not None:
+        gpu_blocks = options.gpu_kv // block_bytes
+    elif gpu_blocks is None:
+        gpu_blocks = kv_blocks(shape, accelerator, block_bytes)
     return ReplaySpec(
         rig=RigSpec(
             device=load_device(options.device, options.overrides),
@@ -320,12 +341,18 @@ def _report(
     if options.folder is not None:
         paths["folder"] = options.folder
     folder = write_run(
-        options.out or Path("results/replay"),
+        options.out or DEFAULT_OUT,
         name="replay",
         inputs=inputs,
         figures=measured,
         notes=output.run_notes(paths),
     )
+    if options.out is not None:
+        from cxlbench.harness.replay_plot import plot_replay
+
+        plot = plot_replay(result, spec, options.out / "replay.png", title=workload.name)
+        output.say()
+        output.say(f"plot: {plot}")
     if result.fidelity is not None:
         output.say()
         output.say(result.fidelity.line())

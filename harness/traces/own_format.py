@@ -22,6 +22,7 @@ from cxlbench.harness.requests import Mode, Request, Workload
 from cxlbench.harness.traces.blocks import ROOT, Blocking
 from cxlbench.harness.traces.lines import (
     Length,
+    Progress,
     Seconds,
     TraceError,
     decode_line,
@@ -56,10 +57,10 @@ class _Line(msgspec.Struct):
     block_runs: list[tuple[int, Length]]
 
 
-def write_workload(workload: Workload, path: Path) -> None:
+def write_workload(workload: Workload, path: Path, *, progress: Progress | None = None) -> None:
     """Write a workload to ``path``, gzip if the name ends in ``.gz``; the same bytes every time.
 
-    The file appears complete or not at all.
+    The file appears complete or not at all. ``progress`` is told requests written, and in all.
 
     Raises:
         TraceError: the file cannot be written.
@@ -70,9 +71,9 @@ def write_workload(workload: Workload, path: Path) -> None:
             with unfinished.open("wb") as raw:
                 if path.suffix == ".gz":
                     with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-                        _write_lines(workload, cast("BinaryIO", packed))
+                        _write_lines(workload, cast("BinaryIO", packed), progress)
                 else:
-                    _write_lines(workload, raw)
+                    _write_lines(workload, raw, progress)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -80,7 +81,7 @@ def write_workload(workload: Workload, path: Path) -> None:
         raise TraceError(path, None, f"cannot be written: {error.strerror or error}") from error
 
 
-def _write_lines(workload: Workload, out: BinaryIO) -> None:
+def _write_lines(workload: Workload, out: BinaryIO, progress: Progress | None) -> None:
     encoder = msgspec.json.Encoder()
     header = _Header(
         format=FORMAT_NAME,
@@ -93,7 +94,7 @@ def _write_lines(workload: Workload, out: BinaryIO) -> None:
         requests=len(workload.requests),
     )
     out.write(encoder.encode(header) + b"\n")
-    for request in workload.requests:
+    for number, request in enumerate(workload.requests, 1):
         line = _Line(
             request_id=request.request_id,
             session=request.session,
@@ -106,6 +107,8 @@ def _write_lines(workload: Workload, out: BinaryIO) -> None:
             block_runs=_runs(request.block_ids),
         )
         out.write(encoder.encode(line) + b"\n")
+        if progress is not None:
+            progress(number, len(workload.requests))
 
 
 def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:

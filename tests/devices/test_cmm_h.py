@@ -201,11 +201,13 @@ def test_a_miss_beside_writes_takes_longer_by_the_penalty_of_the_ssds():
 
 @pytest.mark.parametrize(("nbytes", "count", "share"), [(4096, 8192, 0.5), (4 * MIB, 128, 0.93)])
 def test_a_stream_of_writes_reaches_what_the_ssds_take(nbytes, count, share):
+    """Four at a time: one writer alone waits for the access latency of each small object."""
     host = Host(profile(4), phantom=True, capacity_bytes=4096 * MIB)
 
     async def run():
-        for number in range(count):
-            await host.write(number * nbytes, number, nbytes)
+        for first in range(0, count, 4):
+            numbers = range(first, first + 4)
+            await host.clock.gather(*[host.write(n * nbytes, n, nbytes) for n in numbers])
         await host.device.quiesce()
 
     reached = count * nbytes / host.timed(run())
@@ -672,11 +674,12 @@ def test_r6_closing_ends_who_waits_for_a_frame_and_refuses_who_comes_later():
 
     async def run():
         await store(host, *range(9))
-        for granule in range(1, 9):
-            await device.open_read(granule * GRANULE, GRANULE)
+        views = [await device.open_read(granule * GRANULE, GRANULE) for granule in range(1, 9)]
         reader = host.clock.spawn(host.try_read(0))
         await host.clock.sleep(1.0)
         await device.close()
+        for view in views:
+            view.close()
         done, _, _ = await reader
         assert done.status is Status.FLUSHED
         with pytest.raises(DeviceError, match="closed"):
@@ -811,8 +814,10 @@ def test_an_object_that_cannot_be_there_is_refused_with_the_reason(host, address
 
 def test_an_object_larger_than_the_whole_cache_is_not_admitted(host):
     assert host.device.admit(0, 8 * GRANULE)
-    assert not host.device.admit(20 * GRANULE, 8 * GRANULE + 1)
-    assert not host.device.admit(40 * GRANULE + PAGE_BYTES, 8 * GRANULE), "it would touch nine"
+    with pytest.raises(DeviceError, match="does not fit its cache"):
+        host.device.admit(20 * GRANULE, 8 * GRANULE + 1)
+    with pytest.raises(DeviceError, match="does not fit its cache"):  # it would touch nine
+        host.device.admit(40 * GRANULE + PAGE_BYTES, 8 * GRANULE)
     host.device.cancel(0)
 
 

@@ -382,6 +382,7 @@ def _the_newest_is_evicted(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("machine", [CmmHMachine, PhantomMachine])
+@pytest.mark.usefixtures("broken_on_purpose")
 def test_the_machine_catches(monkeypatch, machine, mutate):
     mutate(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):

@@ -101,7 +101,7 @@ class CxlHmMachine(RuleBasedStateMachine):
         self.now: dict[int, Stored] = {}
         """What each slot holds, for its owner."""
         self.queue: list[Stored] = []
-        """Committed and not flushed, in order; the first is in flight."""
+        """Committed and not flushed, in order; the first ones are in flight."""
         self.ended = 0
         self.staged: dict[int, Staged] = {}
         self.held: list[tuple[object, Staged | None]] = []
@@ -255,11 +255,12 @@ class CxlHmMachine(RuleBasedStateMachine):
         stored = self.now.get(slot)
         if stored is None or stored.state != "committed":
             return
+        in_flight = self.device.write_buffer.flushing
         self.device.discard(at(slot), stored.size)
         stored.discarded = True
         del self.now[slot]
         self.staged.pop(slot, None)
-        if stored in self.queue[1:]:
+        if stored in self.queue[in_flight:]:
             self.queue.remove(stored)
             self.events["discarded before its flush"] += 1
         elif stored in self.queue:
@@ -407,8 +408,8 @@ class CxlHmMachine(RuleBasedStateMachine):
         rest = self.device.at_rest()
         assert rest["staging frames"] <= STAGING
         assert rest["write-buffer frames"] <= BUFFER
-        staged = [e for s in self.device._staged.values() for e in s.extents[:-1]]
-        buffered = [e for b in self.device._buffered.values() for e in b.extents[:-1]]
+        staged = [e for s in self.device.staging.staged.values() for e in s.extents[:-1]]
+        buffered = [e for b in self.device.write_buffer.entries.values() for e in b.extents[:-1]]
         assert all(offset < STAGING * FRAME for offset, _ in staged)
         assert all(STAGING * FRAME <= offset < (STAGING + BUFFER) * FRAME for offset, _ in buffered)
         starts = [offset for offset, _ in (*staged, *buffered)]

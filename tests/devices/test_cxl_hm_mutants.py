@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 
-from cxlbench.devices import cxl_hm
-from cxlbench.devices.cxl_hm import CxlHm
+from cxlbench.devices.cxl_hm import CxlHm, View
+from cxlbench.devices.cxl_hm_write_buffer import Phase
 from cxlbench.emu.clock import DeadlockError
 from cxlbench.emu.memory import PAGE_BYTES
+from cxlbench.emu.status import DeviceError, Status
 from tests.devices.cxl_hm_rig import (
+    BASE,
     BUFFER,
+    FOOTER_BYTES,
     FRAME,
     LARGE,
     RESERVE,
@@ -210,44 +214,96 @@ def check_reads_and_writes_keep_to_their_part_of_the_dram(make_hm):
     assert hm.run(main()) is None
 
 
+def check_no_object_is_too_large_for_its_demand_miss(make_hm):
+    """Two reads of what nobody prefetched, beside prefetches that hold all they can."""
+    hm = make_hm(demand_reserve=2 * FRAME, prefetch_depth=32)
+
+    async def main():
+        try:
+            for slot in range(3):
+                await hm.put(slot, size=LARGE)  # four frames; two are kept back
+        except DeviceError as error:
+            return error.status
+        for slot in range(3, 18):
+            await hm.put(slot)
+        requests = [hm.prefetch(slot) for slot in range(3, 18)]
+        await hm.read(0, LARGE)  # waits for frames that nobody will free
+        return requests
+
+    assert hm.run(main()) is Status.BOUNDS
+
+
+def check_a_write_without_a_trailer_does_not_keep_an_old_one(make_hm):
+    """Whose footer is in the slot must not vouch for bytes that came without one."""
+    hm = make_hm()
+
+    async def main():
+        for version in range(4):  # all slots of the buffer have been used
+            await hm.put(version, version=0)
+        assert hm.admit(9)
+        done = await hm.pair.write(hm.region.rkey, BASE + at(9), hm.content(9, 0, SIZE))
+        assert done.status is Status.OK
+        hm.device.commit(at(9))
+        view = await hm.device.open_read(at(9), SIZE)
+        footer = np.ones(FOOTER_BYTES, dtype=np.uint8)
+        view.copy_into(hm.device.arena.buffer(SIZE), footer, None)
+        view.close()
+        return footer.tolist()
+
+    assert hm.run(main()) == [0] * FOOTER_BYTES
+
+
 class FreesAtRelease(CxlHm):
     """Mutant: staging I/O does not hold its frames."""
 
-    def _stage(self, address, size_bytes, *, keep_back):
-        staging = super()._stage(address, size_bytes, keep_back=keep_back)
-        if staging is not None:
-            staging.holders -= 1
-        return staging
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        area = self.staging
+        stage = area.stage
 
-    async def _fill(self, staging):
-        await self.ssds.read(staging.address, self.arena, staging.extents)
-        staging.ready.set(None)
+        def early(address, size_bytes, *, keep_back):
+            staging = stage(address, size_bytes, keep_back=keep_back)
+            if staging is not None:
+                staging.holders -= 1
+            return staging
+
+        async def fill(staging):
+            await self.ssds.read(staging.address, self.arena, staging.extents)
+            staging.ready.set(None)
+
+        area.stage, area.fill = early, fill
 
 
 class AdmitsBeyondTheBuffer(CxlHm):
     """Mutant: writes that do not fit the buffer take staging frames."""
 
     def admit(self, address, size_bytes):
-        own = self._write_buffer
+        own = self.write_buffer.frames
         if own.free < own.needed(size_bytes):
-            self._write_buffer = self._staging
+            self.write_buffer.frames = self.staging.frames
         try:
             return super().admit(address, size_bytes)
         finally:
-            self._write_buffer = own
+            self.write_buffer.frames = own
 
 
 class StagesInTheWriteBuffer(CxlHm):
     """Mutant: prefetches that find no frames take those of the write buffer."""
 
-    def _stage(self, address, size_bytes, *, keep_back):
-        own = self._staging
-        if own.free - own.needed(size_bytes) < keep_back:
-            self._staging = self._write_buffer
-        try:
-            return super()._stage(address, size_bytes, keep_back=0)
-        finally:
-            self._staging = own
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        area, stage = self.staging, self.staging.stage
+
+        def anywhere(address, size_bytes, *, keep_back):
+            own = area.frames
+            if own.free - own.needed(size_bytes) < keep_back:
+                area.frames = self.write_buffer.frames
+            try:
+                return stage(address, size_bytes, keep_back=0)
+            finally:
+                area.frames = own
+
+        area.stage = anywhere
 
 
 class KeepsNothingBack(CxlHm):
@@ -255,32 +311,34 @@ class KeepsNothingBack(CxlHm):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._reserve_frames = 0
+        self.staging.reserve_frames = 0
 
 
 class LetsPrefetchesHoldTheReserve(CxlHm):
     """Mutant: a prefetch may share any staging."""
 
-    def _may_hold(self, frames):
-        return True
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.staging.may_hold = lambda frames: True
 
 
 class ReadsWhatIsNotCommitted(CxlHm):
     """Mutant: received is as good as committed."""
 
     async def open_read(self, address, size_bytes):
-        entry = self._buffered.get(address)
-        if entry is not None and entry.phase is cxl_hm._Phase.RECEIVED:
+        entry = self.write_buffer.entries.get(address)
+        if entry is not None and entry.phase is Phase.RECEIVED:
             entry.pins += 1
-            return cxl_hm._View(self, entry.extents, size_bytes, buffered=entry)
+            return View(self, entry)
         return await super().open_read(address, size_bytes)
 
 
 class KeepsOldStaging(CxlHm):
     """Mutant: what was staged is found until its last holder goes."""
 
-    def _forget_staged(self, address):
-        pass
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.staging.forget = lambda address: None
 
 
 class FlushesInTheForeground(CxlHm):
@@ -289,20 +347,36 @@ class FlushesInTheForeground(CxlHm):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         write = self.ssds.write
-        self.ssds.write = lambda *args, priority: write(*args, priority=0)
+        self.ssds.write = lambda *args, priority, **more: write(*args, priority=0, **more)
 
 
 class KeepsWhatItLost(CxlHm):
     """Mutant: a failed flush gives nothing back."""
 
-    async def _flush(self, entry):
-        lost = self.counters.lost
-        give = self._end_buffered
-        self._end_buffered = lambda entry: None if self.counters.lost > lost else give(entry)
-        try:
-            await super()._flush(entry)
-        finally:
-            del self._end_buffered
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        buffer, end = self.write_buffer, self.write_buffer.end
+        buffer.end = lambda entry: None if buffer.lost else end(entry)
+
+
+class AdmitsWhatNoMissCanStage(CxlHm):
+    """Mutant: objects may be larger than what is kept back for their demand misses."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.largest_object_bytes = self.write_buffer_bytes
+
+
+class KeepsTheOldTrailer(CxlHm):
+    """Mutant: a WRITE without a trailer leaves what the slot held."""
+
+    def receive(self, address, payload, trailer):
+        if trailer is None:
+            entry = self.write_buffer.entries[address]
+            self.arena.store(entry.extents[:-1], payload)
+            entry.phase = Phase.RECEIVED
+        else:
+            super().receive(address, payload, trailer)
 
 
 MUTANTS = [
@@ -320,6 +394,8 @@ MUTANTS = [
     (check_a_flush_that_failed_leaves_nothing_in_the_buffer, KeepsWhatItLost),
     (check_reads_and_writes_keep_to_their_part_of_the_dram, AdmitsBeyondTheBuffer),
     (check_reads_and_writes_keep_to_their_part_of_the_dram, StagesInTheWriteBuffer),
+    (check_no_object_is_too_large_for_its_demand_miss, AdmitsWhatNoMissCanStage),
+    (check_a_write_without_a_trailer_does_not_keep_an_old_one, KeepsTheOldTrailer),
 ]
 
 

@@ -227,3 +227,41 @@ def test_waiting_for_flushes_covers_what_is_committed_meanwhile(hm):
         return hm.device.counters.flushed
 
     assert hm.run(main()) == 2
+
+
+def test_a_batch_pays_for_its_programming_once(make_hm):
+    """Within a batch an object is written while the one before it is programmed."""
+
+    def flushed_after(batch_bytes):
+        hm = make_hm(flush_batch=batch_bytes, ssd={"program_latency": 0.5})
+
+        async def main():
+            for slot in range(4):
+                assert hm.admit(slot, 2 * FRAME)
+                await hm.send(slot, size=2 * FRAME)
+            begin = hm.clock.now()
+            for slot in range(4):
+                hm.device.commit(at(slot))
+            await hm.device.quiesce()
+            return hm.clock.now() - begin
+
+        return hm.run(main())
+
+    one_by_one, in_one = flushed_after(FRAME), flushed_after(8 * FRAME)
+    assert one_by_one == pytest.approx(in_one + 3 * 0.5)
+
+
+def test_waiting_for_flushes_ends_when_the_rest_of_a_batch_is_discarded(make_hm):
+    """The first is still being programmed when there is nothing left to write after it."""
+    hm = make_hm(ssd={"program_latency": 0.5})
+
+    async def main():
+        for slot in range(2):
+            await hm.put(slot, flush=False)
+        job = hm.clock.spawn(hm.device.quiesce())
+        await hm.clock.sleep(1e-4)
+        hm.device.discard(at(1), SIZE)
+        await job
+        return hm.device.counters.flushed
+
+    assert hm.run(main()) == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import resource
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +150,35 @@ def test_two_devices_cannot_have_the_same_file(tmp_path):
         assert len(list(tmp_path.iterdir())) == 3
 
 
+def takes_direct_io(folder) -> bool:
+    """Whether the file system under a folder can be read and written past the page cache."""
+    path = folder / "probe"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
+    except (AttributeError, OSError):
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
+
+
+def test_io_is_direct_where_the_file_system_takes_it(tmp_path):
+    for home in (tmp_path, Path(__file__).parent, Path("/var/tmp"), Path.home()):
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=home) as name:
+            folder = Path(name)
+            if not takes_direct_io(folder):
+                continue
+            with contextlib.closing(files(folder)) as backing:
+                assert backing.direct
+                for descriptor in backing._descriptors:
+                    assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+                write(backing, PAGE_BYTES, noise(9 * PAGE_BYTES))
+                back = read(backing, PAGE_BYTES, 9 * PAGE_BYTES)
+            assert np.array_equal(back, noise(9 * PAGE_BYTES))
+            return
+    pytest.skip("no file system here takes O_DIRECT")
+
+
 def test_a_file_system_without_direct_io_is_used_without_it(tmp_path, monkeypatch):
     original = os.open
 
@@ -262,13 +293,22 @@ def test_a_file_that_was_cut_off_is_an_error_and_not_zeros(tmp_path, length):
         assert caught.value.status is Status.IO_ERROR
 
 
-def test_a_file_that_vanished_does_not_end_the_run(tmp_path):
-    """H8: somebody removed the backing files of a running device."""
-    with contextlib.closing(files(tmp_path)) as backing:
-        write(backing, 0, noise(8 * PAGE_BYTES))
-        for file in tmp_path.iterdir():
-            file.unlink()
-        assert np.array_equal(read(backing, 0, 8 * PAGE_BYTES), noise(8 * PAGE_BYTES))
+def test_a_folder_that_vanished_ends_neither_the_run_nor_its_end(tmp_path):
+    """H8: somebody removed the files of a running device, and the folder with them."""
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    backing = files(folder)
+    write(backing, 0, noise(8 * PAGE_BYTES))
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    write(backing, 8 * PAGE_BYTES, noise(8 * PAGE_BYTES, 1))
+    assert np.array_equal(read(backing, 0, 8 * PAGE_BYTES), noise(8 * PAGE_BYTES))
+    assert np.array_equal(read(backing, 8 * PAGE_BYTES, 8 * PAGE_BYTES), noise(8 * PAGE_BYTES, 1))
+    backing.close()
+    folder.mkdir()
+    with contextlib.closing(files(folder)) as later:
+        assert not read(later, 0, 8 * PAGE_BYTES).any(), "nothing of the old device is left"
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):

@@ -53,6 +53,7 @@ class Target:
     """Memory that keeps objects in a dictionary."""
 
     trailer_bytes = 64
+    latency_s = 0.0
 
     def __init__(self, clock):
         self.port = Pipe(clock, "port", 4000.0)
@@ -79,13 +80,13 @@ class Target:
 class Net:
     """A target behind a link of 1000 B/s, registered from BASE on, at its own address 4096."""
 
-    def __init__(self, *rules, writable=True):
+    def __init__(self, *rules, writable=True, **pair):
         self.clock = VirtualClock()
         self.faults = FaultPlan(tuple(FaultRule(**rule) for rule in rules), 3)
         self.fabric = Fabric(self.clock, seed=1, faults=self.faults)
         self.target = Target(self.clock)
         self.link = Pipe(self.clock, "link", 1000.0)
-        self.pair = QueuePair(self.fabric, [self.link], latency_s=LATENCY_S, name="worker0")
+        self.pair = QueuePair(self.fabric, [self.link], latency_s=LATENCY_S, name="worker0", **pair)
         self.region = self.fabric.register(
             self.target, BASE, LENGTH, offset=4096, writable=writable
         )
@@ -163,6 +164,98 @@ def test_two_reads_share_the_link(net):
         )
 
     assert [done.due_s for done in net.clock.run(both())] == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_the_latency_of_the_target_is_added_to_that_of_the_path(net, operation):
+    net.target.latency_s = 0.25
+    assert getattr(net, operation)().due_s == 1.0 + LATENCY_S + 0.25
+
+
+# -- reads under way ------------------------------------------------------------------------------
+
+
+def in_parallel(net, *works):
+    async def all_of_them():
+        return await net.clock.gather(*works)
+
+    return net.clock.run(all_of_them())
+
+
+def a_read(net, **options):
+    payload = np.zeros(SIZE, dtype=np.uint8)
+    return net.pair.read(
+        options.get("rkey", net.region.rkey), options.get("address", BASE), payload
+    )
+
+
+def test_reads_beyond_the_limit_wait_for_one_to_end_in_the_order_of_posting(make_net):
+    net = make_net(outstanding_reads=2)
+    done = in_parallel(net, *[a_read(net) for _ in range(5)])
+    # Two share the link and end at 1.5 and 2.5; each of the others begins when one has ended.
+    assert [each.due_s for each in done] == [1.5, 2.5, 3.5, 4.5, 5.5]
+    assert net.pair.reads.peak == 2
+    assert net.pair.reads.used == 0
+
+
+def test_one_read_at_a_time_pays_every_latency(make_net):
+    net = make_net(outstanding_reads=1)
+    done = in_parallel(net, *[a_read(net) for _ in range(3)])
+    assert [each.due_s for each in done] == [1.5, 3.0, 4.5]
+
+
+def test_a_read_that_waits_for_its_turn_holds_nothing_of_the_target(make_net):
+    net = make_net(outstanding_reads=1)
+    seen = []
+    net.clock.call_at(0.5, lambda: seen.append(net.target.open_views))
+    in_parallel(net, *[a_read(net) for _ in range(4)])
+    assert seen == [1]
+    assert net.link.moved_bytes == 4 * SIZE
+
+
+def test_writes_have_no_part_in_the_limit_of_reads(make_net):
+    net = make_net(outstanding_reads=1)
+    writes = [net.pair.write(net.region.rkey, BASE + 4096, noise(SIZE)) for _ in range(2)]
+    done = in_parallel(net, a_read(net), *writes)
+    assert [each.due_s for each in done] == [1.5, 2.5, 3.5]
+
+
+def test_every_read_gives_its_place_back_however_it_ends(make_net):
+    fault = {"point": "fabric.read", "kind": "down", "limit": 1}
+    net = make_net(fault, outstanding_reads=1)
+    assert net.read().status is Status.LINK_DOWN
+    assert net.read(rkey=1).status is Status.BAD_RKEY
+    assert net.read(address=BASE + 4096).status is Status.NO_OBJECT
+    net.target.fails_late = True
+    assert net.read().status is Status.IO_ERROR
+    net.target.fails_late = False
+    net.pair.up = False
+    assert net.read().status is Status.LINK_DOWN
+    net.pair.up = True
+
+    async def cancelled():
+        jobs = [net.clock.spawn(a_read(net)) for _ in range(3)]
+        await net.clock.sleep(0.5)
+        for job in jobs[:2]:  # one under way, and one that waits
+            job.cancel()
+        return await jobs[2]
+
+    assert net.clock.run(cancelled()).status is Status.OK
+    assert net.pair.reads.used == 0
+
+
+def test_a_read_whose_rkey_is_revoked_while_it_waits_is_refused(make_net):
+    net = make_net(outstanding_reads=1)
+    other = net.fabric.register(net.target, BASE + LENGTH, LENGTH, offset=4096)
+    net.clock.call_at(0.5, net.fabric.revoke, other)
+    done = in_parallel(net, a_read(net), a_read(net, rkey=other.rkey, address=BASE + LENGTH))
+    assert [each.status for each in done] == [Status.OK, Status.BAD_RKEY]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_read_is_refused(net, limit):
+    with pytest.raises(ValueError, match=f"w1: outstanding_reads must be .*got {limit}"):
+        QueuePair(net.fabric, [], latency_s=0, name="w1", outstanding_reads=limit)
 
 
 # -- rkeys ----------------------------------------------------------------------------------------
@@ -263,6 +356,22 @@ def test_a_link_that_goes_down_in_flight_is_a_status(net, operation):
     done = getattr(net, operation)()
     assert (done.status, done.nbytes) == (Status.LINK_DOWN, 0)
     assert np.array_equal(net.target.objects[4096], net.content)
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_link_that_goes_down_and_up_again_in_flight_has_lost_the_operation(net, operation):
+    net.clock.call_at(0.5, setattr, net.pair, "up", False)
+    net.clock.call_at(0.6, setattr, net.pair, "up", True)
+    done = getattr(net, operation)()
+    assert (done.status, done.nbytes) == (Status.LINK_DOWN, 0)
+    assert np.array_equal(net.target.objects[4096], net.content)
+    assert net.pair.up
+    assert getattr(net, operation)().status is Status.OK
+
+
+def test_a_link_that_is_said_to_be_up_again_and_again_has_no_outage(net):
+    net.clock.call_at(0.5, setattr, net.pair, "up", True)
+    assert net.read().status is Status.OK
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -28,7 +29,27 @@ def test_every_operation_has_a_figure_and_its_bar(measured):
         (bench.PUT, 0.5),
         (bench.PUT_FLUSH, None),
     ]
-    assert all(0 < figure.ratio < math.inf for figure in measured.figures)
+
+
+def test_a_figure_is_the_time_of_a_copy_over_that_of_the_operation(monkeypatch):
+    """Times made up: a copy takes 3 s, in every second round 30 s; so do the operations."""
+    took = itertools.cycle((3.0, 30.0, 3.0, 30.0))
+    monkeypatch.setattr(bench._Stage, "copy", lambda self: next(took))
+    monkeypatch.setattr(bench._Bench, "get", lambda self, staged: 4.0 if staged else 6.0)
+    monkeypatch.setattr(bench._Bench, "put_again", lambda self: (5.0, 7.0))
+    found = bench_datapath(object_bytes=64 << 10, objects=4, rounds=1)
+    # The first round is not counted: 30 s for each copy that is.
+    ratios = {figure.name: figure.ratio for figure in found.figures}
+    assert ratios == {
+        bench.WARM: 30 / 4,
+        bench.COLD: 30 / 6,
+        bench.WARM_FULL: 30 / 4,
+        bench.PUT: 30 / 5,
+        bench.PUT_FLUSH: 30 / 12,
+    }
+    moved = 4 * (64 << 10)
+    assert found.copy_bytes_per_s == pytest.approx(moved / 30)
+    assert [figure.bytes_per_s for figure in found.figures][:2] == [moved / 4, moved / 6]
 
 
 def test_memory_is_stated(measured):

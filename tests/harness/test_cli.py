@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cxlbench.emu.status import DeviceError, HostLimitError, Status
 from cxlbench.harness.cli import main
 from cxlbench.harness.cli.group import USER_ERRORS
 from cxlbench.harness.cli.options import SIZE
+from cxlbench.harness.results import Claim, Verdict
 
 MIB = 1 << 20
 
@@ -45,7 +47,9 @@ def test_every_command_has_help_with_an_example_and_json(cli, words):
 
 def test_the_help_says_what_the_exit_codes_mean(cli):
     text = " ".join(cli("--help").out.split())
-    assert "0 fine; 1 wrong data was delivered, or something leaked; 2 a bad option" in text
+    assert "0 fine; 1 wrong data was delivered, or something leaked" in text
+    assert "2 a bad option or file" in text
+    assert "3 `replay --wall` or `io --wall` did not keep its timing (`demo` only marks it)" in text
 
 
 def test_help_imports_none_of_the_heavy_packages():
@@ -223,7 +227,17 @@ def test_bench_master_reports_bars(cli):
     ran = cli("bench", "master", "--objects", "2000", "--batches", "20", "--json")
     assert ran.code == 0
     assert ran.document["measured"]["objects"] == 2000
-    assert set(ran.document["passed"]) == {"hits", "misses", "a slot", "load"}
+    assert set(ran.document["passed"]) == {
+        "table: hits",
+        "table: misses",
+        "lookup with leases: hits",
+        "lookup with leases: misses",
+        "a slot",
+        "load",
+    }
+    measured = ran.document["measured"]
+    # Who hands out descriptors and leases is slower than the table that it asks.
+    assert 0 < measured["leased_hit_keys_per_s"] < measured["hit_keys_per_s"]
 
 
 def test_bench_datapath_prints_bars_and_peak_memory(cli):
@@ -252,9 +266,49 @@ def test_progress_goes_to_standard_error_in_plain_lines(cli, small_trace, monkey
     assert "replaying requests: 9 of 9\n" in ran.err
 
 
+def told(err: str, what: str) -> list[tuple[int, int]]:
+    """Return the lines of progress of one kind of work: done, and of how much."""
+    lines = re.findall(rf"^{what}: ([\d,]+) of ([\d,]+)$", err, re.MULTILINE)
+    return [(int(done.replace(",", "")), int(of.replace(",", ""))) for done, of in lines]
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        (
+            ("bench", "master", "--objects", "640", "--batches", "9"),
+            {"measuring Master, batches of keys": 128},
+        ),
+        (
+            ("bench", "datapath", "--size", "64KiB", "--rounds", "1"),
+            {"measuring the data path, rounds": 8},
+        ),
+        (
+            ("generate", "--sessions", "3", "--turns", "2", "x.jsonl"),
+            {"making sessions": 3, "writing requests": 6},
+        ),
+        (
+            ("io", "--bs", "1m", "--size", "8m"),
+            {"writing the range, objects": 8, "measuring, operations": 8},
+        ),
+        (("io", "--bs", "1m", "--size", "8m", "--runtime", "0.01"), {"measuring, ms": 10}),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else None,
+)
+def test_what_can_take_long_shows_progress_up_to_its_end(cli, monkeypatch, words, works):
+    monkeypatch.setattr("cxlbench.harness.progress.QUIET_S", 0.0)
+    ran = cli(*words)
+    assert ran.code == 0
+    for what, total in works.items():
+        lines = told(ran.err, what)
+        assert lines == sorted(lines)
+        assert lines[-1] == (total, total)
+
+
 @dataclass
 class FakeDemo:
     ok: bool
+    claims = (Claim(statement="s", source="x", expected="1", measured="2", verdict=Verdict.FAILS),)
 
     def text(self):
         return "the whole report"
@@ -268,8 +322,9 @@ def fake_demo(monkeypatch):
     """Replace the demo itself; return the options that it is called with."""
     asked = []
 
-    def run_demo(options, progress):
+    def run_demo(options, progress, note):
         asked.append(options)
+        note("on real bytes this takes about 3 s")
         progress("a tier", 1, 2)
         return FakeDemo(ok=options.seed != 13)
 
@@ -285,6 +340,8 @@ def test_the_demo_prints_its_report_and_writes_its_result(cli, fake_demo, tmp_pa
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["figures"] == {"tiers": [], "ok": True}
     assert result["inputs"]["quick"] is True
+    assert [claim["verdict"] for claim in result["claims"]] == ["does not hold"]
+    assert "on real bytes this takes about 3 s" in ran.err
 
 
 def test_the_demo_speaks_json(cli, fake_demo):
@@ -326,6 +383,15 @@ def test_io_hands_fios_words_to_the_bench(cli, monkeypatch):
     assert cli("io", "--json").document["bytes"] == 3
     found = Found(correct=False)
     assert cli("io").code == 1
+
+
+def test_io_with_too_small_a_size_names_the_size_it_needs(cli):
+    """T2: as fio refuses a file smaller than its offset."""
+    ran = cli("io", "--bs", "16m", "--size", "1m")
+    assert (ran.code, ran.out) == (2, "")
+    assert "size=1048576 B (1 MiB): must hold at least one object of bs=16777216 B" in ran.err
+    assert "use a size of 16 MiB or more" in ran.err
+    assert "Traceback" not in ran.err
 
 
 def test_io_refuses_a_folder_in_virtual_time(cli):

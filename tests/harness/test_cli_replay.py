@@ -116,6 +116,7 @@ def test_real_bytes_in_real_time_end_with_the_fidelity_line(cli, small_trace, tm
     ran = cli("replay", small_trace, *TIER, *WALL, "--folder", tmp_path / "files")
     assert ran.code in TIMING
     assert "fidelity: bandwidth within" in ran.out
+    assert "plot" not in ran.out
     assert "is not calibrated" in ran.err
     assert list((tmp_path / "files").iterdir()) == []
 
@@ -124,6 +125,31 @@ def test_a_run_in_real_time_says_whether_its_timing_was_kept(cli, small_trace):
     ran = cli("replay", small_trace, *TIER, *WALL, "--json")
     assert ran.code == (0 if ran.document["fidelity"]["trusted"] else 3)
     assert ran.document["correct"] is True
+
+
+def test_a_run_in_real_time_says_first_how_long_it_takes(cli, small_trace, monkeypatch):
+    """T3: by the same work in virtual time."""
+    monkeypatch.setattr("cxlbench.harness.progress.QUIET_S", 0.0)
+    ran = cli("replay", small_trace, *TIER, *WALL, "--json")
+    before, said, after = ran.err.partition("in real time this takes about ")
+    assert said
+    assert "replaying requests" not in before
+    assert "replaying requests: 9 of 9" in after
+    model = cli("replay", small_trace, *TIER, *WALL[1:], "--json").document["figures"]
+    assert float(after.split()[0]) == pytest.approx(model["duration_s"], abs=0.051)
+    assert "--limit" in after
+
+
+def test_an_estimate_leaves_the_faults_of_the_run_alone(cli, small_trace, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\npoint = "ssd.read"\nkind = "corrupt"\nlimit = 1\n')
+    ran = cli("replay", small_trace, *TIER, *WALL, "--faults", plan, "--json")
+    assert ran.document["figures"]["injected"] == {"ssd.read corrupt": 1}
+    assert ran.document["figures"]["mismatched_blocks"] == 1
+
+
+def test_a_run_in_virtual_time_estimates_nothing(cli, small_trace):
+    assert cli("replay", small_trace, *TIER).err == ""
 
 
 def test_timing_that_was_not_kept_exits_3_and_marks_the_run(cli, small_trace, monkeypatch):
@@ -343,7 +369,7 @@ def test_an_interrupt_in_mid_run_exits_130_and_leaves_no_files(
     serve = Worker.serve
 
     async def interrupted(self, request):
-        if request.request_id == 4:
+        if request.request_id == 4 and (tmp_path / "files").exists():  # not while it estimates
             seen.extend((tmp_path / "files").iterdir())
             signal.raise_signal(signal.SIGINT)
         return await serve(self, request)

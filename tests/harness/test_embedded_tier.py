@@ -77,7 +77,7 @@ def test_the_capacity_is_that_of_the_full_size_device():
     async def capacity(tier):
         return tier.rig.nodes[0].devices[0].capacity_bytes
 
-    assert on_a_tier({"capacity": "32 GiB", "scale": 1024}, capacity) == 32 << 20
+    assert on_a_tier({"capacity": "32 GiB", "scale": 256}, capacity) == 128 << 20
 
 
 def test_the_engines_blocks_are_real_whatever_the_scale():

@@ -23,6 +23,7 @@ from cxlbench.harness.results import to_text
 from cxlbench.harness.rig import Rig
 from cxlbench.harness.worker import Worker
 from cxlbench.hymcache.connector import HyMCacheConnector
+from cxlbench.hymcache.store import StorePath
 from tests.harness.workbench import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
@@ -406,12 +407,13 @@ def test_a_request_that_crashes_ends_the_run_at_once_with_its_error(monkeypatch,
 
 
 def test_a_store_that_crashes_ends_the_run_with_its_error(monkeypatch):
-    monkeypatch.setattr(HyMCacheConnector, "_write_block", boom)
+    monkeypatch.setattr(StorePath, "_write_block", boom)
     with pytest.raises(BoomError):
         replay(CHAT, spec(), wall=False)
 
 
 @pytest.mark.parametrize("kind", ["cxl-hm", "cmm-h"])
+@pytest.mark.usefixtures("leaks_on_purpose")  # a device that has crashed keeps what it held
 def test_a_flush_that_crashes_ends_the_run_with_its_error(monkeypatch, kind):
     monkeypatch.setattr(SsdArray, "write", boom)
     with pytest.raises(BoomError):

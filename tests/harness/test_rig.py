@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
 import pytest
 
-from cxlbench.devices.profile import ScaleError
+from cxlbench.devices.profile import LinkProfile, ScaleError, load_as
 from cxlbench.emu.clock import VirtualClock, WallClock
 from cxlbench.emu.memory import PhantomBuffer
 from cxlbench.emu.status import DeviceError, HostLimitError
 from cxlbench.harness import rig as rig_module
-from cxlbench.harness.rig import Rig
+from cxlbench.harness.rig import BlockTooLargeError, Rig
 from cxlbench.kv.footer import object_extent_bytes
 from cxlbench.kv.identity import Namespace, trace_keys
 from cxlbench.kv.payload import ObjectTag
@@ -87,11 +88,38 @@ def test_fidelity_sees_every_link_and_port():
     ]
 
 
+def test_what_the_links_limit_holds_between_a_worker_and_a_node():
+    """Latencies add up, the smaller number of outstanding READs counts, and messages cost."""
+    fast = dataclasses.replace(
+        load_as(LinkProfile, "nic-200g"), latency=1e-6, outstanding_reads=8, message_overhead=1e-3
+    )
+    slow = dataclasses.replace(load_as(LinkProfile, "nic-100g"), latency=2e-6, outstanding_reads=5)
+
+    async def work(rig):
+        pair = rig.connectors[0].nodes[0].queue_pair
+        assert pair.latency_s == pytest.approx(3e-6)
+        assert pair.reads.capacity == 5
+        await store_and_load(rig)
+        assert 1 <= pair.reads.peak <= 5
+        links = {pipe.name: pipe for pipe in rig.pipes}
+        sent = links["node0.nic.tx"]
+        assert sent.busy_s == pytest.approx(sent.moved_bytes / sent.bytes_per_s + 4e-3)
+        for way in ("node0.nic.tx", "worker0.nic.rx"), ("worker0.nic.tx", "node0.nic.rx"):
+            assert len({links[name].moved_bytes for name in way}) == 1
+            assert links[way[0]].moved_bytes >= 4 * BLOCK_BYTES
+
+    in_virtual_time(spec_of(node_link=fast, worker_link=slow), work)
+
+
 def test_scale_divides_bytes_and_bandwidths():
     async def sizes(rig):
         (device,) = rig.nodes[0].devices
         parts = [rig.block_bytes, device.capacity_bytes, device.profile.dram_capacity]
-        return parts + [pipe.bytes_per_s for pipe in rig.pipes] + [rig.connectors[0].window_bytes]
+        return (
+            parts
+            + [pipe.bytes_per_s for pipe in rig.pipes]
+            + [rig.nodes[0].prefetcher.window_bytes]
+        )
 
     full = in_virtual_time(spec_of(), sizes)
     scaled = in_virtual_time(spec_of(scale=64), sizes)
@@ -131,6 +159,7 @@ def test_what_is_held_is_named():
         region = rig.fabric.register(rig.nodes[0].devices[0], 0, 4096)
         assert rig.at_rest()["memory regions"] == 1
         rig.fabric.revoke(region)
+        await rig.quiesce()
         return held
 
     held = in_virtual_time(spec_of(), work)
@@ -233,3 +262,10 @@ def test_a_device_holds_about_as_many_blocks_as_fit_its_capacity(gib):
         return held
 
     assert in_virtual_time(spec_of("dram", device=device("dram", gib * GIB)), fill) > 0.97 * fit
+
+
+def test_a_block_that_no_demand_miss_is_sure_to_stage_is_refused_at_the_start():
+    """Prefetches that are held could dead-lock it."""
+    large = spec_of(block_bytes=256 << 20)
+    with VirtualClock() as clock, pytest.raises(BlockTooLargeError, match="raise demand_reserve"):
+        Rig(clock, large, phantom=True)

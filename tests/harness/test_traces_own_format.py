@@ -116,7 +116,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     write_workload(generate(GeneratorKnobs(sessions=1, turns=1)), path)
     before = path.read_bytes()
 
-    def full_disk(workload, out):
+    def full_disk(work, out, progress):
         out.write(b"half")
         raise OSError(28, "No space left on device")
 

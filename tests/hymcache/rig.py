@@ -25,9 +25,11 @@ from cxlbench.emu.memory import PAGE_BYTES, Buffer, PhantomBuffer
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.sync import Budget
 from cxlbench.hymcache.connector import HyMCacheConnector
-from cxlbench.hymcache.control import ControlPlane
+from cxlbench.hymcache.control import ControlPlane, SoftwareCosts
 from cxlbench.hymcache.kv_manager import Grant, KvManager, Placement
 from cxlbench.hymcache.master import Master, NodePolicy, RemoteBlock
+from cxlbench.hymcache.node_service import NodeService
+from cxlbench.hymcache.services import LocalMaster, LocalNode
 from cxlbench.kv.connector import BlockTimes, Completion
 from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import FOOTER_BYTES, Footer, Verify, pack_footer
@@ -89,6 +91,7 @@ class Rig:
         segment: int | None = None,
         fault_plan: FaultPlan | None = None,
         free_software: bool = False,
+        software: SoftwareCosts | None = None,
         link_bytes_per_s: float = 25e9,
         staging: int = 5 * GIB,
         window: int = 128 * MIB,
@@ -111,7 +114,8 @@ class Rig:
         self.phantom = phantom
         self.faults = fault_plan or FaultPlan.none()
         self.fabric = Fabric(clock, seed=1, faults=self.faults)
-        software = None if free_software else load_as(SoftwareProfile, "software-default")
+        if software is None and not free_software:
+            software = load_as(SoftwareProfile, "software-default")
         self.control = ControlPlane(clock, software, faults=self.faults)
         make = make_device or functools.partial(CxlHm, profile=device or profile())
         self.nodes = {
@@ -149,6 +153,7 @@ class Rig:
             manager.on_gone = self.master.gone
         self.blocks: list[BlockTimes] = []
         self.queue_pairs: list[dict[int, QueuePair]] = []
+        self.services = {node: NodeService(manager) for node, manager in self.nodes.items()}
         self.connectors: list[HyMCacheConnector] = []
         for worker in range(workers):
             nic = Pipe(clock, f"worker{worker}.nic", link_bytes_per_s)
@@ -159,10 +164,12 @@ class Rig:
             self.queue_pairs.append(pairs)
             self.connectors.append(
                 connector_type(
-                    self.control,
-                    self.master,
-                    self.nodes,
-                    pairs,
+                    clock,
+                    LocalMaster(self.control, self.master),
+                    {
+                        node: LocalNode(self.control, service, pairs[node])
+                        for node, service in self.services.items()
+                    },
                     staging_bytes=staging,
                     deadline_s=deadline_s,
                     window_bytes=window,
@@ -173,6 +180,7 @@ class Rig:
         self.checked = False
         self._quiet = Budget(clock, 1, name="quiescing")
         self._names = iter(range(1000, 1 << 30))
+        self.tickets = iter(range(1, 1 << 30))
 
     # -- the parts that most tests have one of --------------------------------------------------
 
@@ -295,7 +303,7 @@ class Rig:
     ) -> None:
         """Store blocks on one device by the steps of the protocol, whatever placement says."""
         nbytes, manager = size or self.size, self.nodes[node]
-        reply = self.master.allocate(keys, nbytes, near=(node, device))
+        reply = self.master.allocate(next(self.tickets), keys, nbytes, near=(node, device))
         made = []
         for grant in manager.reserve(keys, nbytes, device=device):
             assert isinstance(grant, Grant)

@@ -90,7 +90,7 @@ def test_W1_what_is_refused_is_recomputed_and_the_output_is_as_without_a_tier(
             for keys, output in zip(chains, await rig.clock.gather(*works), strict=True):
                 for key, buffer in zip(keys, output, strict=False):
                     assert rig.holds(buffer, key)
-        assert delivered > 20
+        assert delivered > 10
         assert len(plan.injected) >= 8
 
     rig.run(test, settle_s=15)
@@ -434,7 +434,7 @@ def test_R4_a_put_whose_client_is_killed_is_reclaimed_and_its_key_is_free_again(
 
     async def test() -> None:
         keys = chain(3)
-        reply = rig.master.allocate(keys, rig.size)
+        reply = rig.master.allocate(next(rig.tickets), keys, rig.size)
         answers = rig.node.reserve(keys, rig.size)
         first, second, _ = [a for a in answers if isinstance(a, Grant)]
         pair = rig.queue_pairs[0][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cxlbench.devices.cxl_hm import CxlHm
 from cxlbench.emu.faults import FaultRule
 from cxlbench.emu.memory import PAGE_BYTES
-from cxlbench.emu.status import Status
+from cxlbench.emu.status import DeviceError, Status
 from cxlbench.hymcache.kv_manager import Grant, KvManager, Placement
 from cxlbench.kv.results import KeyResult
 from tests.hymcache.rig import GIB, MIB, Rig, chain, faults, profile
@@ -73,7 +75,7 @@ def test_a_full_write_buffer_refuses_at_once_and_later_admits(make_rig: MakeRig)
 
 
 def test_after_a_refusal_the_rest_of_the_chain_is_refused_too(make_rig: MakeRig) -> None:
-    rig = make_rig(device=profile(dram_capacity=2 * GIB))
+    rig = make_rig(device=profile(dram_capacity=2 * GIB, demand_reserve=256 * MIB))
 
     async def test() -> None:
         big = grants(rig.node.reserve(chain(1, 1), 240 * MIB))
@@ -82,6 +84,48 @@ def test_after_a_refusal_the_rest_of_the_chain_is_refused_too(make_rig: MakeRig)
         assert isinstance(answers[0], Grant)
         assert answers[1:] == [KeyResult.NO_SPACE] * 2
         rig.node.abort([big[0].token, answers[0].token])
+
+    rig.run(test)
+
+
+class Narrow(CxlHm):
+    """A device that can never hold a block of 16 MiB, and says so."""
+
+    def admit(self, address: int, size_bytes: int) -> bool:
+        if size_bytes >= SIZE:
+            raise DeviceError(Status.BOUNDS, "too large an object")
+        return super().admit(address, size_bytes)
+
+
+def test_what_a_device_can_never_hold_is_an_error_with_all_that_follows(make_rig: MakeRig) -> None:
+    rig = make_rig(make_device=functools.partial(Narrow, profile=profile()), capacity=40 * EXTENT)
+
+    async def test() -> None:
+        (there,) = await put(rig, chain(1), MIB)
+        keys = [*chain(1, 2), there.key, *chain(2, 3)]
+        free = rig.node.space(0, SIZE).free_bytes
+        assert rig.node.reserve(keys, SIZE) == [
+            KeyResult.ERROR,
+            KeyResult.EXISTS,
+            KeyResult.ERROR,
+            KeyResult.ERROR,
+        ]
+        assert rig.node.space(0, SIZE).free_bytes == free
+        drop(rig.node, there)
+        stored = await rig.store(chain(40, 4))
+        assert set(stored.results) == {KeyResult.ERROR}
+
+    rig.run(test)
+
+
+def test_a_block_that_the_demand_reserve_cannot_hold_is_refused_for_good(make_rig: MakeRig) -> None:
+    reserve = 192 * MIB
+    rig = make_rig(device=profile(demand_reserve=reserve))
+
+    async def test() -> None:
+        too_large = reserve + PAGE_BYTES
+        assert rig.node.reserve(chain(2), too_large) == [KeyResult.ERROR] * 2
+        assert rig.node.allocators[0].live_extents == 0
 
     rig.run(test)
 

@@ -46,6 +46,7 @@ class StrictDevice:
     capacity_bytes: int = 12 * 4 * PAGE_BYTES
     page_bytes: int = PAGE_BYTES
     trailer_bytes: int = PAGE_BYTES
+    latency_s: float = 0.0
     prefetch_depth: int = 3
     slots: int = 6
     buffered: dict[int, str] = field(default_factory=dict)
@@ -266,6 +267,23 @@ class NodeMachine(RuleBasedStateMachine):
         self.streams.append((stream, matched, set(range(len(matched)))))
 
     @precondition(lambda self: self.streams)
+    @rule(pick=picks, keys=some_keys, leased=st.booleans())
+    def extend_stream(self, pick: int, keys: list[bytes], leased: bool) -> None:
+        stream, matched, pinned = self.streams[pick % len(self.streams)]
+        until = self.clock.now() + 6.0 if leased else None
+        assert self.node.open_stream(0, keys, until_s=until, onto=stream) is stream
+        for key in keys:
+            write = self.published(key)
+            if write is None:
+                break
+            write.streams += 1
+            pinned.add(len(matched))
+            matched.append(write)
+        assert [o.address for o in stream.objects] == [w.grant.address for w in matched]
+        if until is not None:
+            self.ends[stream] = until
+
+    @precondition(lambda self: self.streams)
     @rule(pick=picks, position=st.integers(0, 3))
     def consume(self, pick: int, position: int) -> None:
         stream, matched, pinned = self.streams[pick % len(self.streams)]
@@ -469,9 +487,14 @@ class StreamsWithoutEnd(KvManager):
     """Keeps the streams of readers whose lease has ended."""
 
     def open_stream(
-        self, request_id: int, keys: Sequence[bytes], *, until_s: float | None = None
+        self,
+        request_id: int,
+        keys: Sequence[bytes],
+        *,
+        until_s: float | None = None,
+        onto: ReadStream | None = None,
     ) -> ReadStream:
-        return super().open_stream(request_id, keys)
+        return super().open_stream(request_id, keys, onto=onto)
 
 
 @pytest.mark.parametrize(

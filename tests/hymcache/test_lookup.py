@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cxlbench.emu.faults import FaultRule
+from cxlbench.hymcache.connector import HyMCacheConnector
 from cxlbench.hymcache.kv_manager import KvManager
-from cxlbench.hymcache.lookup import Lookup
 from cxlbench.hymcache.master import LookupReply, Master
+from cxlbench.hymcache.node_service import NodeService
 from cxlbench.hymcache.prefetch_window import ReadStream
 from cxlbench.kv.results import KeyResult
 from tests.hymcache.rig import MIB, Rig, chain, faults
@@ -34,9 +35,14 @@ class WatchedNode(KvManager):
     """Notes the hints that it got and the streams that it opened."""
 
     def open_stream(
-        self, request_id: int, keys: Sequence[bytes], *, until_s: float | None = None
+        self,
+        request_id: int,
+        keys: Sequence[bytes],
+        *,
+        until_s: float | None = None,
+        onto: ReadStream | None = None,
     ) -> ReadStream:
-        stream = super().open_stream(request_id, keys, until_s=until_s)
+        stream = super().open_stream(request_id, keys, until_s=until_s, onto=onto)
         self.hints = getattr(self, "hints", [])
         self.hints.append((self.clock.now(), tuple(keys), stream))
         return stream
@@ -166,7 +172,7 @@ def test_a_batch_has_at_least_one_key(make_rig: MakeRig) -> None:
 
     async def test() -> None:
         with pytest.raises(ValueError, match="at least 1, got 0"):
-            Lookup(rig.control, rig.master, rig.nodes, batch_keys=0)
+            HyMCacheConnector(rig.clock, rig.connector.master, rig.connector.nodes, batch_keys=0)
 
     rig.run(test)
 
@@ -216,7 +222,8 @@ def test_every_node_of_a_chain_gets_the_candidates_from_its_first_hit_on(
         assert done.results == (HIT,) * 12
         first, third = rig.nodes[0].hints  # type: ignore[attr-defined]
         (second,) = rig.nodes[1].hints  # type: ignore[attr-defined]
-        assert [len(hint[2]) for hint in (first, second, third)] == [4, 3, 5]
+        assert third[2] is first[2]  # one stream a node, whose windows are those of all its hits
+        assert [len(hint[2]) for hint in (first, second)] == [4 + 5, 3]
         assert [hint[1] for hint in (first, second, third)] == [
             tuple(keys),
             tuple(keys[4:]),
@@ -224,6 +231,80 @@ def test_every_node_of_a_chain_gets_the_candidates_from_its_first_hit_on(
         ]
         assert (await rig.load(1, keys)).leading_hits == 12
         rig.connector.release(1)
+
+    rig.run(test)
+
+
+def test_a_chain_that_comes_back_to_a_node_has_one_window_there(make_rig: MakeRig) -> None:
+    rig = make_rig(nodes=2)
+
+    async def test() -> None:
+        keys = chain(34)
+        await spread(rig, keys, (5, 0, 0), (2, 1, 0), (20, 0, 0), (2, 1, 0), (5, 0, 0))
+        await rig.quiesce()
+        assert (await rig.lookup(1, keys)).results == (HIT,) * 34
+        await rig.clock.sleep(1)
+        assert [d.at_rest()["prefetch requests"] for d in rig.devices] == [8, 4]
+        assert (await rig.load(1, keys)).leading_hits == 34
+        assert rig.node.prefetcher.unstaged == 0
+        rig.connector.release(1)
+
+    rig.run(test)
+
+
+def test_a_hint_that_is_overtaken_by_a_later_one_of_its_node_is_read_as_well(
+    make_rig: MakeRig,
+) -> None:
+    rule = FaultRule(point="control", kind="delay", where="node0", delay_s=1.0, limit=1)
+    rig = make_rig(nodes=2, fault_plan=faults(rule))
+
+    async def test() -> None:
+        keys = chain(12)
+        await spread(rig, keys, (4, 0, 0), (3, 1, 0), (5, 0, 0))
+        assert (await rig.lookup(1, keys)).results == (HIT,) * 12
+        assert rig.node.at_rest()["streams"] == 2
+        assert (await rig.load(1, keys)).leading_hits == 12
+        assert rig.node.prefetcher.unstaged == 0
+        rig.connector.release(1)
+
+    rig.run(test)
+
+
+def test_only_an_open_stream_goes_on(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    service = NodeService(rig.node)
+
+    async def test() -> None:
+        keys = chain(6)
+        await rig.stored(keys)
+        until_s = rig.clock.now() + 1.0
+        first = service.open_stream((9, 1), 1, keys[:2], until_s=until_s)
+        second = service.open_stream((9, 2), 1, keys[2:4], until_s=until_s, onto=(9, 1))
+        assert (first.start, first.objects, second.start, second.objects) == (0, 2, 2, 2)
+        assert rig.node.at_rest()["streams"] == 1
+        unknown = service.open_stream((9, 3), 1, keys[4:], until_s=until_s, onto=(9, 7))
+        assert (unknown.start, unknown.objects) == (0, 2)
+        service.close_stream((9, 1))
+        late = service.open_stream((9, 4), 1, keys[4:], until_s=until_s, onto=(9, 2))
+        assert (late.start, late.objects) == (0, 2)
+        service.drop_client(9)
+
+    rig.run(test)
+
+
+def test_a_stream_that_goes_on_ends_with_the_later_lease(make_rig: MakeRig) -> None:
+    rig = make_rig()
+
+    async def test() -> None:
+        keys = chain(2)
+        await rig.stored(keys)
+        stream = rig.node.open_stream(1, keys[:1], until_s=rig.clock.now() + 1.0)
+        await rig.clock.sleep(0.5)
+        rig.node.open_stream(1, keys[1:], until_s=rig.clock.now() + 1.0, onto=stream)
+        await rig.clock.sleep(0.9)
+        assert (await stream.ready(1)).key == keys[1]
+        await rig.clock.sleep(0.2)
+        assert stream.closed
 
     rig.run(test)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -61,9 +62,10 @@ class Bench:
         self.nodes = {note.node: note for note in nodes or (Note(),)}
         self.master = Master(self.clock, self.nodes, max_objects=max_objects, **options)
         self.generation = 0
+        self.tickets = count(1)
 
     def allocate(self, keys: Sequence[bytes], **options: Any) -> AllocateReply:
-        return self.master.allocate(keys, SIZE, **options)
+        return self.master.allocate(next(self.tickets), keys, SIZE, **options)
 
     def blocks(self, reply: AllocateReply, keys: Sequence[bytes]) -> list[RemoteBlock]:
         made = []
@@ -122,7 +124,7 @@ def test_a_block_that_is_being_written_or_evicted_is_not_found() -> None:
         keys = chain(2)
         reply = bench.allocate(keys[:1])
         assert bench.ready(keys[:1]) == [False]
-        bench.master.abort(reply.ticket, keys[:1])
+        bench.master.abort(reply.ticket)
         bench.put(keys[1:])
         bench.master.lookup("reader", keys[1:])
         bench.master.evict(keys[1:])
@@ -223,10 +225,10 @@ def test_one_of_two_writers_gets_the_key() -> None:
         second = bench.allocate(keys)
         assert first.refusals == (None,)
         assert second.refusals == (KeyResult.EXISTS, None)
-        bench.master.abort(first.ticket, keys)
+        bench.master.abort(first.ticket)
         assert bench.allocate(keys[:1]).refusals == (None,)
-        bench.master.abort(3, keys)
-        bench.master.abort(second.ticket, keys)
+        bench.master.abort(3)
+        bench.master.abort(second.ticket)
 
     bench.run(test())
 
@@ -238,11 +240,11 @@ def test_a_writer_cannot_abort_or_register_for_another() -> None:
         keys = chain(1)
         reply = bench.allocate(keys)
         made = bench.blocks(reply, keys)
-        bench.master.abort(reply.ticket + 1, keys)
+        bench.master.abort(reply.ticket + 1)
         assert bench.master.register(reply.ticket + 1, made) == [KeyResult.LEASE_EXPIRED]
         assert bench.nodes[0].published == []
         assert bench.master.register(reply.ticket, made) == [KeyResult.STORED]
-        bench.master.abort(reply.ticket, keys)
+        bench.master.abort(reply.ticket)
         assert bench.ready(keys) == [True]
 
     bench.run(test())
@@ -280,7 +282,7 @@ def test_after_a_block_that_is_gone_the_tail_is_not_registered() -> None:
         assert answers == [KeyResult.STORED, KeyResult.LEASE_EXPIRED, KeyResult.LEASE_EXPIRED]
         assert bench.ready(keys) == [True, False, False]
         assert [key for key, *_ in bench.nodes[0].published] == keys[:2]
-        bench.master.abort(reply.ticket, keys)
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -298,7 +300,7 @@ def test_a_key_on_its_way_out_is_refused_with_all_that_follows_it() -> None:
         bench.master.release("reader")
         reply = bench.allocate(keys)
         assert reply.refusals == (KeyResult.EXISTS, None, None, None)
-        bench.master.abort(reply.ticket, keys)
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -314,7 +316,7 @@ def test_requests_take_the_nodes_in_turn() -> None:
         for number in range(4):
             reply = bench.allocate(chain(2, number))
             nodes.append((reply.node, reply.device))
-            bench.master.abort(reply.ticket, chain(2, number))
+            bench.master.abort(reply.ticket)
         assert nodes == [(0, None), (3, None), (7, None), (0, None)]
 
     bench.run(test())
@@ -336,7 +338,7 @@ def test_a_chain_goes_on_where_its_last_hit_is() -> None:
     async def test() -> None:
         reply = bench.allocate(chain(2), near=(1, 3))
         assert (reply.node, reply.device) == (1, 3)
-        bench.master.abort(reply.ticket, chain(2))
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -350,7 +352,7 @@ def test_a_chain_goes_on_where_its_leading_blocks_are_already() -> None:
         bench.put(keys[4:5], near=(0, 0))
         reply = bench.allocate(keys)
         assert (reply.node, reply.device) == (1, 2)
-        bench.master.abort(reply.ticket, keys)
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -363,7 +365,7 @@ def test_a_chain_goes_on_after_a_block_that_the_engine_had_itself() -> None:
         bench.put(keys[:3], near=(1, 2))
         reply = bench.allocate(keys[3:], after=keys[2])
         assert (reply.node, reply.device) == (1, 2)
-        bench.master.abort(reply.ticket, keys)
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -412,7 +414,7 @@ def test_under_the_low_water_mark_tails_of_the_coldest_chains_go_first() -> None
         bench.nodes[0].room = {0: 3 * SIZE}
         reply = bench.allocate(chain(1, 3))
         assert [key for key, _ in bench.nodes[0].freed] == list(reversed(cold))[:5]
-        bench.master.abort(reply.ticket, chain(1, 3))
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -425,7 +427,7 @@ def test_above_the_low_water_mark_nothing_is_evicted() -> None:
         reply = bench.allocate(chain(4, 2))
         assert reply.refusals == (None,) * 4
         assert bench.nodes[0].freed == []
-        bench.master.abort(reply.ticket, chain(4, 2))
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -442,7 +444,7 @@ def test_what_is_under_a_lease_is_no_victim() -> None:
         bench.nodes[0].room = {0: 0}
         for number in range(5):
             reply = bench.allocate(chain(1, 3 + number))
-            bench.master.abort(reply.ticket, chain(1, 3 + number))
+            bench.master.abort(reply.ticket)
         assert [key for key, _ in bench.nodes[0].freed] == list(reversed(warm))[:8]
         assert bench.master.at_rest()["evicting slots"] == 0
         bench.master.release("reader")
@@ -469,7 +471,7 @@ def test_then_whole_segments_go_but_none_with_a_block_that_is_read() -> None:
         reply = bench.allocate(chain(1, 2))
         assert [key for key, _ in node.freed] == keys[4:8]
         assert bench.master.counters.evicted_by_segment == 4
-        bench.master.abort(reply.ticket, chain(1, 2))
+        bench.master.abort(reply.ticket)
         bench.master.release("reader")
 
     bench.run(test())
@@ -482,7 +484,7 @@ def test_an_object_that_fits_no_device_evicts_nothing() -> None:
         bench.put(chain(5, 1))
         reply = bench.allocate(chain(1, 2))
         assert bench.nodes[0].freed == []
-        bench.master.abort(reply.ticket, chain(1, 2))
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -496,7 +498,7 @@ def test_a_full_table_evicts_its_coldest_entries_and_no_more_than_needed() -> No
         reply = bench.allocate(chain(3, 2))
         assert reply.refusals == (None,) * 3
         assert [key for key, _ in bench.nodes[0].freed] == list(reversed(keys))[:3]
-        bench.master.abort(reply.ticket, chain(3, 2))
+        bench.master.abort(reply.ticket)
 
     bench.run(test())
 
@@ -510,7 +512,7 @@ def test_a_table_full_of_leased_entries_refuses_the_tail_and_evicts_none() -> No
         bench.master.lookup("reader", keys[:19])
         reply = bench.allocate(chain(3, 2))
         assert reply.refusals == (None, KeyResult.NO_SPACE, KeyResult.NO_SPACE)
-        bench.master.abort(reply.ticket, chain(3, 2))
+        bench.master.abort(reply.ticket)
         bench.master.release("reader")
 
     bench.run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -47,6 +48,7 @@ class MasterMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = VirtualClock()
         self.nodes = {0: Note(0), 1: Note(1)}
+        self.names = count(1)
         self.master = self.master_type(
             self.clock, self.nodes, max_objects=ROOM, lease_s=LEASE_S, write_deadline_s=WRITE_S
         )
@@ -117,7 +119,7 @@ class MasterMachine(RuleBasedStateMachine):
 
     @rule(keys=some_keys, node=st.sampled_from([0, 1]))
     def allocate(self, keys: list[bytes], node: int) -> None:
-        reply = self.master.allocate(keys, SIZE, near=(node, 0))
+        reply = self.master.allocate(next(self.names), keys, SIZE, near=(node, 0))
         expected: list[KeyResult | None] = []
         for key in keys:
             entry = self.entries.get(key)
@@ -202,13 +204,13 @@ class MasterMachine(RuleBasedStateMachine):
         if good:
             self.touch(used)
 
-    @rule(pick=picks, keys=some_keys)
-    def abort(self, pick: int, keys: list[bytes]) -> None:
+    @rule(pick=picks)
+    def abort(self, pick: int) -> None:
         if not self.tickets:
             return
         reply, _ = self.tickets[pick % len(self.tickets)]
-        self.master.abort(reply.ticket, keys)
-        for key in keys:
+        self.master.abort(reply.ticket)
+        for key in list(self.entries):
             entry = self.entries.get(key)
             if entry and entry.state is SlotState.WRITING and entry.ticket == reply.ticket:
                 self.forget(key)
@@ -318,9 +320,9 @@ class FreesUnderALease(Master):
     """Does not look whether somebody has a lease before the space goes back."""
 
     def evict(self, keys: Sequence[bytes]) -> int:
-        leased, self._leased = self._leased, {}
+        leased, self.eviction.leased = self.eviction.leased, {}
         moved = super().evict(keys)
-        self._leased = leased
+        self.eviction.leased = leased
         return moved
 
 
@@ -331,7 +333,7 @@ class EndsALeaseForAll(Master):
         lease = self._leases.get(reader)
         if lease is not None:
             for key in lease.keys:
-                self._leased[key] = lease.keys.count(key)
+                self.eviction.leased[key] = lease.keys.count(key)
         super().release(reader)
 
 

@@ -15,10 +15,13 @@ from cxlbench.emu.fabric import Fabric
 from cxlbench.emu.faults import FaultRule
 from cxlbench.emu.memory import PAGE_BYTES
 from cxlbench.emu.status import Status
-from cxlbench.hymcache.connector import HyMCacheConnector, _Batch
+from cxlbench.hymcache.connector import HyMCacheConnector
+from cxlbench.hymcache.eviction import Eviction
 from cxlbench.hymcache.kv_manager import Grant, KvManager
 from cxlbench.hymcache.master import Master
+from cxlbench.hymcache.node_service import NodeService, StreamOpened
 from cxlbench.hymcache.prefetch_window import PrefetchScheduler
+from cxlbench.hymcache.store import Batch, StorePath
 from cxlbench.kv.footer import Footer
 from cxlbench.kv.payload import Verifier
 from cxlbench.kv.results import KeyResult
@@ -108,6 +111,20 @@ def stage_a_window() -> Scenario:
     return {}, test
 
 
+def come_back_to_a_node() -> Scenario:
+    async def test(rig: Rig) -> None:
+        await rig.store_at(KEYS[:5], 0, 0)
+        await rig.store_at(KEYS[5:7], 1, 0)
+        await rig.store_at(KEYS[7:], 0, 0)
+        await rig.quiesce()
+        await rig.lookup(1, KEYS)
+        await rig.clock.sleep(0.1)
+        assert rig.device.at_rest()["prefetch requests"] == 8
+        rig.connector.release(1)
+
+    return {"nodes": 2}, test
+
+
 def write_after_the_deadline() -> Scenario:
     async def test(rig: Rig) -> None:
         (late,) = rig.node.reserve(KEYS[:1], rig.size)
@@ -161,12 +178,12 @@ def look_up_what_is_being_written() -> Scenario:
 
 
 def no_lease_and_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    evict, drop = Master.evict, KvManager._drop
+    evict, drop = Eviction.evict, KvManager._drop
 
-    def evicts(self: Master, keys: Sequence[bytes]) -> int:
-        leased, self._leased = self._leased, {}
+    def evicts(self: Eviction, keys: Sequence[bytes]) -> int:
+        leased, self.leased = self.leased, {}
         moved = evict(self, keys)
-        self._leased = leased
+        self.leased = leased
         return moved
 
     def drops(self: KvManager, stored: Any) -> None:
@@ -174,7 +191,7 @@ def no_lease_and_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
         drop(self, stored)
         stored.pins, stored.freed = pins, False
 
-    monkeypatch.setattr(Master, "evict", evicts)
+    monkeypatch.setattr(Eviction, "evict", evicts)
     monkeypatch.setattr(KvManager, "_drop", drops)
 
 
@@ -202,7 +219,7 @@ def no_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(self: HyMCacheConnector, request_id: int) -> None:
         request = self._requests.get(request_id)
         if request is not None:
-            request.found.streams.clear()
+            request.found.asked.clear()
         release(self, request_id)
 
     monkeypatch.setattr(HyMCacheConnector, "release", keeps)
@@ -231,21 +248,30 @@ def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def no_common_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_stream = NodeService.open_stream
+
+    def alone(self: NodeService, *args: Any, onto: object, **options: Any) -> StreamOpened:
+        return open_stream(self, *args, **options)
+
+    monkeypatch.setattr(NodeService, "open_stream", alone)
+
+
 def no_revocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fabric, "revoke", lambda self, region: None)
 
 
 def no_stop_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Batch, "failure", property(lambda self: None))
+    monkeypatch.setattr(Batch, "failure", property(lambda self: None))
 
 
 def no_wait_for_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer commits before it has written, and the node takes its word."""
 
-    async def lie(self: HyMCacheConnector, node: int, grant: Grant, payload: Any) -> bool:
+    async def lie(self: StorePath, node: Any, grant: Grant, payload: Any) -> bool:
         return True
 
-    monkeypatch.setattr(HyMCacheConnector, "_write_block", lie)
+    monkeypatch.setattr(StorePath, "_write_block", lie)
     commit = KvManager.commit
 
     def accept(self: KvManager, tokens: Sequence[int]) -> list[KeyResult]:
@@ -262,6 +288,7 @@ CASES: list[tuple[Callable[[], Scenario], Spoil]] = [
     (release_while_loading, no_lease_is_ended),
     (load_with_an_error, no_token_comes_back_from_a_failure),
     (stage_a_window, no_window),
+    (come_back_to_a_node, no_common_stream),
     (write_after_the_deadline, no_revocation),
     (fail_in_the_middle_of_a_store, no_stop_after_a_failure),
     (read_damaged_bytes, no_verification),

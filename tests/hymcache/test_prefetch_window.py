@@ -194,7 +194,11 @@ def test_a_device_without_staging_is_read_at_once() -> None:
 
     async def test() -> None:
         stream = bench.open(bench.objects(3))
-        await stream.ready(2)
+        for position in range(3):
+            await stream.ready(position)
+        assert bench.clock.now() == 0
+        assert bench.devices[0].log == []
+        assert bench.pins == 3
         stream.close()
 
     bench.run(test())

@@ -169,7 +169,7 @@ def test_a_client_that_vanishes_at_any_moment_is_cleared_away_by_deadlines(
         await rig.clock.sleep_until(when)
         # Its tasks stop, and nothing that it would have sent any more is sent.
         vanished = rig.connector
-        rig.control.post, post = (lambda work: None), rig.control.post  # type: ignore[method-assign]
+        rig.control.post, post = (lambda work, serve_s=0.0: None), rig.control.post  # type: ignore[method-assign]
         for job in [*vanished._jobs._jobs]:
             job.cancel()
         await rig.clock.sleep(0)
@@ -242,6 +242,7 @@ def test_a_store_that_is_cut_off_says_what_was_stored(make_rig: MakeRig) -> None
         ticket = rig.connector.submit_store(1, KEYS, [rig.content(key) for key in KEYS])
         while not rig.master.counters.registered:
             await rig.clock.sleep(1e-4)
+        await rig.clock.sleep(rig.control.half_s)  # the answer arrives
         await rig.connector.close()
         results = (await ticket.done.wait()).results
         assert results == (KeyResult.STORED,) * 32 + (CANCELLED,) * 12

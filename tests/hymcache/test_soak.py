@@ -25,6 +25,7 @@ MakeRig = Callable[..., Rig]
 SIZE = 16 << 10
 EXTENT = SIZE + PAGE_BYTES
 CHAINS = 6
+SEEDS = 60
 
 
 def some_faults(draw: random.Random, seed: int) -> FaultPlan:
@@ -117,8 +118,16 @@ async def a_client(rig: Rig, draw: random.Random) -> None:
         await a_request(rig, draw)
 
 
-@pytest.mark.parametrize("seed", range(60), ids=lambda seed: f"seed-{seed}")
-def test_nothing_is_wrong_and_nothing_is_left(make_rig: MakeRig, seed: int) -> None:
+@pytest.fixture(scope="module")
+def delivered() -> dict[int, int]:
+    """Blocks delivered, by seed."""
+    return {}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS), ids=lambda seed: f"seed-{seed}")
+def test_nothing_is_wrong_and_nothing_is_left(
+    make_rig: MakeRig, seed: int, delivered: dict[int, int]
+) -> None:
     draw = random.Random(f"soak-{seed}")
     rig = make_rig(**some_options(draw, seed))
 
@@ -127,3 +136,13 @@ def test_nothing_is_wrong_and_nothing_is_left(make_rig: MakeRig, seed: int) -> N
         await rig.clock.gather(*[a_client(rig, draw) for _ in clients])
 
     rig.run(test, settle_s=400)
+    assert rig.master.counters.lookups > 0
+    delivered[seed] = sum(connector.counters.loaded for connector in rig.connectors)
+
+
+def test_what_was_read_back_right_was_not_nothing(delivered: dict[int, int]) -> None:
+    """A seed in which all fails proves little; most of them deliver, and hundreds of blocks."""
+    if len(delivered) < SEEDS:
+        pytest.skip("only some seeds were run")
+    assert sum(1 for count in delivered.values() if count) >= 0.75 * SEEDS
+    assert sum(delivered.values()) > 20 * SEEDS

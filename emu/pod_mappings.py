@@ -1,0 +1,447 @@
+"""The files of a live pod: made, opened, checked, mapped, and turned into a process's handle.
+
+A pod is a folder with the files ``control``, ``region`` and ``node-0``, ``node-1``, … (what is in
+them: pod_layout). ``region`` may be a symbolic link to the memory to use: a file elsewhere,
+``/dev/dax0.0``. Or a pod is anonymous: the files are then ``memfd`` of the process that made it,
+which others reach by ``/proc/PID/fd/N`` while it lives, so that nothing is left behind whatever
+dies. A region that has been there before keeps its bytes; everything else is made anew.
+
+One pod at a time has a folder, and a region: whoever makes it holds a lock (``flock``) on both.
+
+``attach`` takes a place in a node (node, process) for this process and gives its handle, which is
+valid until the attachment is closed. Left out: starting processes (pod_processes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cxlbench.emu.flush_instructions import SUPPORT
+from cxlbench.emu.pod_dma import DMA_TABLE_BYTES
+from cxlbench.emu.pod_emulated import EmulatedMemory
+from cxlbench.emu.pod_layout import (
+    HEADER_WORDS,
+    INCARNATION_AT,
+    NEVER,
+    NEXT_DUE_AT,
+    NODE_INCARNATION_AT,
+    NODE_MAGIC,
+    NODE_NUMBER_AT,
+    PROCESS_BYTES,
+    PROCESS_ID_AT,
+    PROCESSES_AT,
+    RANDOM_AT,
+    SETTINGS_AT,
+    SLOT_BYTES,
+    SLOTS_AT,
+    VERSION,
+    PodLayoutError,
+    PodShape,
+)
+from cxlbench.emu.pod_native import NativeMemory
+
+HOST = -1
+"""The process number of the host in every node: whoever made the pod."""
+
+LiveMemory = NativeMemory | EmulatedMemory
+
+
+class PodInUseError(RuntimeError):
+    """Another pod has these files, or another process has this place in the pod."""
+
+
+class PodClosedError(RuntimeError):
+    """The mappings that this needs have been closed."""
+
+
+class Mapping:
+    """Memory at an address of this process, of a file or private, until it is closed.
+
+    Only ``close`` unmaps: handles are bare addresses and must not outlive their memory because the
+    object that made them was collected.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, nbytes: int) -> None:
+        self.nbytes = nbytes
+        if path is None:
+            self._map = mmap.mmap(-1, nbytes)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                have = file_bytes(descriptor)
+                if have < nbytes:
+                    raise PodLayoutError(f"{path} has {have} B; the pod needs {nbytes} B of it")
+                self._map = mmap.mmap(descriptor, nbytes)
+            finally:
+                os.close(descriptor)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+        self.array = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = int(self.array.ctypes.data)
+
+    def words(self, at: int, n_words: int) -> list[int]:
+        """Return words from byte ``at`` on."""
+        return [int(word) for word in self.array[at : at + 8 * n_words].view("<i8")]
+
+    def write(self, at: int, raw: bytes) -> None:
+        """Write bytes at byte ``at``."""
+        self.array[at : at + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+
+    def write_word(self, at: int, value: int) -> None:
+        """Write one word at byte ``at``."""
+        self.array[at : at + 8].view("<i8")[0] = value
+
+    def close(self) -> None:
+        """Unmap. Handles made from it must not be used again."""
+        if not self.address:
+            return
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._map))
+        self.array = np.zeros(0, dtype=np.uint8)
+        self.address = 0
+        with contextlib.suppress(BufferError):  # somebody has a view: unmapped with the last one
+            self._map.close()
+
+
+def file_bytes(descriptor: int) -> int:
+    """Return the size of an open file, or of a DAX device."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISCHR(status.st_mode):
+        return status.st_size
+    device = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    size = Path(f"/sys/dev/char/{device}/size")
+    if not size.exists():
+        raise PodLayoutError(f"character device {device} tells no size: it is not a DAX device")
+    return int(size.read_text())
+
+
+@dataclass(frozen=True, slots=True)
+class PodPaths:
+    """Where the files of a pod are, as any process of this user can open them."""
+
+    control: str
+    region: str
+    nodes: tuple[str, ...]
+    views: tuple[str, ...] = ()
+    twins: tuple[str, ...] = ()
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> PodPaths:
+        """Return the paths of a pod in a folder; nodes are those that have a file."""
+
+        def numbered(kind: str) -> tuple[str, ...]:
+            found = (
+                (int(match[1]), str(path))
+                for path in folder.glob(f"{kind}-*")
+                if (match := re.fullmatch(kind + r"-(\d+)", path.name))
+            )
+            return tuple(path for _, path in sorted(found))
+
+        if not (folder / "control").exists():
+            raise PodLayoutError(f"{folder} has no pod in it: there is no file named control")
+        return cls(
+            str(folder / "control"),
+            str(folder / "region"),
+            numbered("node"),
+            numbered("view"),
+            numbered("twin"),
+        )
+
+
+class PodFiles:
+    """The files of a pod, made and owned by this process until they are closed.
+
+    ``folder``: where; anonymous if none is given. ``region``: the memory to use instead of a new
+    file: a file of at least ``region_bytes`` (made if it is not there) or a DAX device.
+    """
+
+    def __init__(
+        self, shape: PodShape, *, folder: Path | None = None, region: Path | None = None
+    ) -> None:
+        self._descriptors: list[int] = []
+        self._made: list[Path] = []
+        self._closed = False
+        if shape.mode == "native":
+            SUPPORT.require("clflush")
+        try:
+            self.paths = self._make(shape, folder, region)
+            self._initialize(shape)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, shape: PodShape, folder: Path | None, region: Path | None) -> PodPaths:
+        sizes = [("control", shape.control_bytes)]
+        sizes += [(f"node-{node}", shape.node_bytes) for node in range(shape.nodes)]
+        if shape.mode == "mapped":
+            kinds = [(kind, node) for kind in ("view", "twin") for node in range(shape.nodes)]
+            sizes += [(f"{kind}-{node}", shape.region_bytes) for kind, node in kinds]
+        if folder is None:
+            files = {name: self._anonymous(name, nbytes) for name, nbytes in sizes}
+            if region is None:
+                at = self._anonymous("region", shape.region_bytes)
+            else:
+                at = str(region.absolute())
+                self._named(region, shape.region_bytes, keep=True)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            files = {}
+            for name, nbytes in sizes:
+                self._named(folder / name, nbytes, keep=False)
+                files[name] = str((folder / name).absolute())
+            at = str((folder / "region").absolute())
+            if region is not None:
+                self._link(folder / "region", region)
+            self._named(folder / "region", shape.region_bytes, keep=True)
+        views, twins = (
+            tuple(files[f"{kind}-{node}"] for node in range(shape.nodes))
+            if shape.mode == "mapped"
+            else ()
+            for kind in ("view", "twin")
+        )
+        nodes = tuple(files[f"node-{node}"] for node in range(shape.nodes))
+        return PodPaths(files["control"], at, nodes, views, twins)
+
+    def _anonymous(self, name: str, nbytes: int) -> str:
+        if not hasattr(os, "memfd_create"):
+            raise PodLayoutError("this system has no anonymous shared files: give the pod a folder")
+        descriptor = os.memfd_create(f"cxlbench-{name}", os.MFD_CLOEXEC)
+        self._descriptors.append(descriptor)
+        os.ftruncate(descriptor, nbytes)
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def _named(self, path: Path, nbytes: int, *, keep: bool) -> None:
+        there = path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PodInUseError(f"another pod has {path}: close it, or use another file") from None
+        if keep and there and (have := file_bytes(descriptor)):
+            if have < nbytes:
+                raise PodLayoutError(
+                    f"{path} has {have} B, the pod's region needs {nbytes} B; nothing was changed"
+                )
+            return
+        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, nbytes)
+        if not keep:
+            self._made.append(path)
+
+    def _link(self, link: Path, region: Path) -> None:
+        target = region.absolute()
+        if link.is_symlink() and link.readlink() == target:
+            return
+        if link.exists() or link.is_symlink():
+            raise PodLayoutError(f"{link} exists and is not a link to {target}: remove it first")
+        link.symlink_to(target)
+
+    def _initialize(self, shape: PodShape) -> None:
+        control = Mapping(self.paths.control, shape.control_bytes)
+        control.write(SETTINGS_AT, shape.settings())
+        control.write_word(PROCESSES_AT + (shape.token(0, HOST) - 1) * PROCESS_BYTES, os.getpid())
+        for number, path in enumerate(self.paths.nodes):
+            node = Mapping(path, shape.node_bytes)
+            node.write_word(NODE_NUMBER_AT, number)
+            node.write_word(NEXT_DUE_AT, NEVER)
+            node.write(0, struct.pack("<qq", NODE_MAGIC, VERSION))
+            node.close()
+        control.write(0, shape.header())
+        control.close()
+        for path in (*self.paths.views, *self.paths.twins):
+            copy_region(self.paths, path, shape.region_bytes)
+
+    def close(self) -> None:
+        """Remove what was made, except the region, and let others have the files."""
+        if self._closed:
+            return
+        self._closed = True
+        for path in self._made:
+            path.unlink(missing_ok=True)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+def copy_region(paths: PodPaths, path: str, nbytes: int) -> None:
+    """Make a view, or a twin, what ``D`` holds."""
+    region, copy = Mapping(paths.region, nbytes), Mapping(path, nbytes)
+    if region.array[:nbytes].any() or copy.array[:nbytes].any():
+        copy.array[:nbytes] = region.array[:nbytes]
+    region.close()
+    copy.close()
+
+
+def remove_left_behind(folder: Path) -> list[str]:
+    """Remove what a pod whose host was killed left in a folder, its region too; return the names.
+
+    A pod that is in use is refused. Links are removed, not what they lead to.
+    """
+    with contextlib.ExitStack() as held:
+        names = [path.name for path in folder.glob("*-*")]
+        names = [name for name in names if re.fullmatch(r"(node|view|twin)-\d+", name)]
+        names += ["control", "region"]
+        names = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+        for name in names:
+            if (folder / name).is_symlink():
+                continue
+            file = held.enter_context((folder / name).open("rb+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PodInUseError(f"the pod in {folder} is in use: close it first") from None
+        for name in names:
+            (folder / name).unlink()
+    return names
+
+
+def read_shape(control: str | os.PathLike[str]) -> PodShape:
+    """Return the shape of the pod whose control file this is."""
+    with Path(control).open("rb") as file:
+        return PodShape.from_header(file.read(24 + 8 * HEADER_WORDS))
+
+
+class Attachment:
+    """A place in a node, taken by this process: ``memory`` is its handle.
+
+    ``HOST`` as ``process`` is the place of the pod's maker, in any node.
+    """
+
+    def __init__(self, paths: PodPaths, node: int, process: int) -> None:
+        shape = self.shape = read_shape(paths.control)
+        if not 0 <= node < shape.nodes or not HOST <= process < shape.processes:
+            raise PodLayoutError(
+                f"the pod has {shape.nodes} nodes of {shape.processes} processes, counted from 0;"
+                f" there is no process {process} of node {node}"
+            )
+        self.node, self.process = node, process
+        self._mappings: list[Mapping] = []
+        try:
+            self.control = self._map(paths.control, shape.control_bytes)
+            self.region = self._map(paths.region, shape.region_bytes)
+            self.own = self._map(paths.nodes[node], shape.node_bytes)
+            self._check_node(paths.nodes[node])
+            self.incarnation = self.own.words(NODE_INCARNATION_AT, 1)[0]
+            self._take_place()
+            self._dma = self._map(None, DMA_TABLE_BYTES)
+            self._seed_slot()
+            self.memory = self._handle()
+        except BaseException:
+            self._unmap()
+            raise
+
+    def _map(self, path: str | None, nbytes: int) -> Mapping:
+        mapping = Mapping(path, nbytes)
+        self._mappings.append(mapping)
+        return mapping
+
+    def _check_node(self, path: str) -> None:
+        magic, version, number = self.own.words(0, 3)
+        if (magic, version, number) != (NODE_MAGIC, VERSION, self.node):
+            raise PodLayoutError(f"{path} is not the file of node {self.node} of this pod")
+
+    @property
+    def _entry_at(self) -> int:
+        return PROCESSES_AT + (self.shape.token(self.node, self.process) - 1) * PROCESS_BYTES
+
+    @property
+    def _slot_at(self) -> int:
+        place = self.shape.processes if self.process == HOST else self.process
+        return SLOTS_AT + place * SLOT_BYTES
+
+    def _take_place(self) -> None:
+        holder = self.control.words(self._entry_at + PROCESS_ID_AT, 1)[0]
+        mine = os.getpid()
+        if holder not in (0, mine) and _exists(holder):
+            raise PodInUseError(
+                f"process {self.process} of node {self.node} is {holder}, which is alive; take"
+                " another place, or fence the node first"
+            )
+        self.control.write_word(self._entry_at + INCARNATION_AT, self.incarnation)
+        self.control.write_word(self._entry_at + PROCESS_ID_AT, mine)
+
+    def _seed_slot(self) -> None:
+        self.own.write(self._slot_at, bytes(SLOT_BYTES))
+        words = (self.shape.seed, self.node, self.process, self.incarnation)
+        digest = hashlib.blake2b(struct.pack("<4q", *words), digest_size=8).digest()
+        self.own.write_word(self._slot_at + RANDOM_AT, int.from_bytes(digest, "little") >> 2 | 1)
+
+    def _handle(self) -> LiveMemory:
+        shape, own = self.shape, self.own.address
+        cached = shape.mode == "emulated"
+        if shape.mode == "native":
+            return NativeMemory(
+                region=self.region.address,
+                region_bytes=shape.region_bytes,
+                locks=own + shape.local_locks_at,
+                locks_n=shape.local_locks,
+                words=own + shape.local_words_at,
+                words_n=shape.local_words,
+                node=self.node,
+                token=shape.token(self.node, self.process),
+            )
+        return EmulatedMemory(
+            region=self.region.address,
+            region_bytes=shape.region_bytes,
+            control=self.control.address,
+            node_at=own,
+            slot=own + self._slot_at,
+            queue=own + shape.queue_at if cached else 0,
+            posted_mask=shape.cache.posted - 1,
+            cache=own + shape.cache_at if cached else 0,
+            set_mask=shape.cache.sets - 1,
+            set_bytes=shape.cache.set_bytes,
+            set_header_bytes=shape.cache.set_header_bytes,
+            ways=shape.cache.ways,
+            locks=own + shape.local_locks_at,
+            locks_n=shape.local_locks,
+            words=own + shape.local_words_at,
+            words_n=shape.local_words,
+            dma=self._dma.address,
+            node=self.node,
+            token=shape.token(self.node, self.process),
+        )
+
+    def close(self) -> None:
+        """Give the place up and unmap; the handle must not be used again."""
+        if not self._mappings:
+            return
+        if self.process != HOST:
+            self.control.write_word(self._entry_at + PROCESS_ID_AT, 0)
+        self._unmap()
+
+    def _unmap(self) -> None:
+        for mapping in self._mappings:
+            mapping.close()
+        self._mappings.clear()
+
+
+def _exists(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def attached(paths: PodPaths, node: int, process: int) -> Iterator[Attachment]:
+    """Attach for the length of a ``with`` block."""
+    attachment = Attachment(paths, node, process)
+    try:
+        yield attachment
+    finally:
+        attachment.close()

@@ -1,0 +1,77 @@
+"""PCT: strict priorities, lowered at a few random steps, beside an adversary.
+
+After Burckhardt, Kothari, Musuvathi and Nagarakatte, "A Randomized Scheduler with Probabilistic
+Guarantees of Finding Bugs", ASPLOS 2010: tasks get random priorities, the highest runnable one
+runs, and at ``d - 1`` random steps the running task falls below all others. A bug that needs ``d``
+ordering constraints among ``k`` steps of ``n`` tasks is found with probability ``1 / (n k^(d-1))``
+at least. ``d`` is drawn for each run; ``k`` is the length of a first run.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from cxlbench.emu.pod_adversary import NEVER, Adversary
+
+if TYPE_CHECKING:
+    from cxlbench.emu.pod_run import Run
+    from cxlbench.emu.pod_schedule import Choice
+    from cxlbench.emu.pod_task import TaskMemory
+
+DEPTHS: Final = (1, 2, 3, 4, 6, 8)
+LONGEST: Final = 1_000
+"""Steps granted at once; only a bound to look at the run's own bounds again."""
+
+
+class PctSchedule:
+    """One schedule of random priorities; see ``pod_schedule.Schedule``."""
+
+    eager = True
+
+    def __init__(self, seed: int, *, length: int) -> None:
+        rng = Random(seed)
+        self._rng = rng
+        depth = rng.choice(DEPTHS)
+        self._changes = sorted(int(rng.random() * length) for _ in range(depth - 1))
+        self._changes.append(NEVER)
+        self._priorities: list[float] = []
+        self._lowest = 0.0
+        self._last: TaskMemory | None = None
+        self._adversary = Adversary(rng, length=length)
+
+    def start(self, run: Run) -> None:
+        """See ``Schedule.start``."""
+        self._adversary.start(run)
+
+    def turn(self, run: Run, step: int) -> TaskMemory | None:
+        """See ``Schedule.turn``."""
+        adversary = self._adversary
+        if adversary.due <= step:
+            adversary.act(run, step)
+        while not run.runnable:
+            if not adversary.next_timer(run) and not run.last_resort():
+                return None
+        priorities = self._priorities
+        while len(priorities) < len(run.tasks):
+            priorities.append(1 + self._rng.random())
+        while self._changes[0] <= step:
+            del self._changes[0]
+            if self._last is not None:
+                self._lowest -= 1
+                priorities[self._last.index] = self._lowest
+        chosen = run.runnable[0]
+        for task in run.runnable:
+            if priorities[task.index] > priorities[chosen.index]:
+                chosen = task
+        self._last = chosen
+        run.grant(max(1, min(LONGEST, self._changes[0] - step, adversary.due - step)))
+        return chosen
+
+    def in_flight(self, run: Run, choice: Choice) -> None:
+        """See ``Schedule.in_flight``."""
+        self._adversary.in_flight(run, choice)
+
+    def draw(self, run: Run) -> int:
+        """See ``Schedule.draw``."""
+        return self._adversary.draw()

@@ -1,0 +1,323 @@
+"""The control messages of HyMCache between processes, and the version that they have.
+
+Three sets: what clients send to Master, what clients send to a node, and what Master sends to a
+node. Answers are of the type that the request names. Any change of a field is a new ``VERSION``: a
+peer of another one is told so and not listened to. How they travel is in ``emu/wire.py``.
+
+Units: bytes, s of the machine's shared clock.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from cxlbench.emu.fabric_shared import ArenaInfo, Done, PostRead, PostWrite
+from cxlbench.emu.wire import MessageSet
+from cxlbench.kv.results import KeyResult
+
+VERSION = 1
+
+Name: TypeAlias = tuple[int, int]
+Place: TypeAlias = tuple[int, int, int, int, int]
+"""node, device, address, size, generation"""
+
+
+class _Message(msgspec.Struct, array_like=True, tag=lambda name: name.lower()):
+    """A body: an array, told apart by its first element."""
+
+
+# -- to Master ----------------------------------------------------------------------------------
+
+
+class Lookup(_Message):
+    """Answered by ``LookupAnswer``."""
+
+    reader: Name
+    keys: list[bytes]
+    used: list[bytes]
+
+
+class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """A place or None per key, and until when the places are good."""
+
+    places: list[Place | None]
+    until_s: float
+
+
+class Allocate(_Message):
+    """Answered by ``AllocateAnswer``."""
+
+    ticket: Name
+    keys: list[bytes]
+    size_bytes: int
+    near: tuple[int, int] | None
+    after: bytes | None
+
+
+class AllocateAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """The node to write to, and for each key None (write it) or why not."""
+
+    node: int
+    device: int | None
+    refusals: list[KeyResult | None]
+
+
+class Register(_Message):
+    """Answered by a ``KeyResult`` per block."""
+
+    ticket: Name
+    keys: list[bytes]
+    places: list[Place]
+    chain: list[bytes]
+
+
+class AbortTicket(_Message):
+    """Give up what is WRITING under a ticket."""
+
+    ticket: Name
+
+
+class Release(_Message):
+    """End a lease."""
+
+    reader: Name
+
+
+class Touch(_Message):
+    """A chain is in use."""
+
+    chain: list[bytes]
+
+
+class Gone(_Message):
+    """An object is not there any more, or is not what it must be."""
+
+    node: int
+    key: bytes
+    generation: int
+
+
+class Announce(_Message):
+    """A node is there, and serves at ``endpoint``. Answered by whether it may: True, or why not."""
+
+    node: int
+    endpoint: str
+    epoch: int
+    device_count: int
+    max_objects: int
+
+
+class Directory(_Message):
+    """Answered by ``NodeEntry`` for each node that is up."""
+
+
+class NodeEntry(msgspec.Struct, array_like=True, frozen=True):
+    """Where a node serves."""
+
+    node: int
+    endpoint: str
+    epoch: int
+
+
+class AskStatus(_Message):
+    """Answered by a mapping of figures; of Master or of a node."""
+
+
+TO_MASTER: MessageSet[
+    Lookup
+    | Allocate
+    | Register
+    | AbortTicket
+    | Release
+    | Touch
+    | Gone
+    | Announce
+    | Directory
+    | AskStatus
+] = MessageSet(
+    VERSION,
+    Lookup
+    | Allocate
+    | Register
+    | AbortTicket
+    | Release
+    | Touch
+    | Gone
+    | Announce
+    | Directory
+    | AskStatus,
+)
+
+# -- to a node ----------------------------------------------------------------------------------
+
+
+class OpenNode(_Message):
+    """Answered by ``NodeMemory``: what a client must map to read and write."""
+
+
+class NodeMemory(msgspec.Struct, array_like=True, frozen=True):
+    """A node's arenas, its table of grants, and its number."""
+
+    node: int
+    epoch: int
+    arenas: list[ArenaInfo]
+    table: ArenaInfo
+
+
+class OpenStream(_Message):
+    """Answered by ``StreamAnswer``."""
+
+    name: Name
+    onto: Name | None
+    request_id: int
+    keys: list[bytes]
+    until_s: float
+
+
+class StreamAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """Which candidates are here, and per device the rkey and whether it stages."""
+
+    start: int
+    objects: int
+    rkeys: list[int]
+    staged: list[bool]
+
+
+class Token(_Message):
+    """Answered when the object may be read, by a status."""
+
+    name: Name
+    position: int
+
+
+class Consumed(_Message):
+    """A read token comes back."""
+
+    name: Name
+    position: int
+
+
+class CloseStream(_Message):
+    """A stream comes back."""
+
+    name: Name
+
+
+class Reserve(_Message):
+    """Answered by a ``GrantAnswer`` or a ``KeyResult`` per key."""
+
+    name: Name
+    keys: list[bytes]
+    size_bytes: int
+    device: int | None
+
+
+class GrantAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """Leave to write one object."""
+
+    token: int
+    rkey: int
+    address: int
+    generation: int
+    device: int
+
+
+class Commit(_Message):
+    """Answered by a ``KeyResult`` per token."""
+
+    tokens: list[int]
+
+
+class AbortBatch(_Message):
+    """Give back what a batch still holds."""
+
+    name: Name
+
+
+# -- from Master to a node ----------------------------------------------------------------------
+
+
+class AskSpace(_Message):
+    """Answered by a ``SpaceAnswer`` per device, for objects of this size."""
+
+    size_bytes: int
+
+
+class SpaceAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """A device's space, and what evicting whole segments would give."""
+
+    capacity_bytes: int
+    extent_bytes: int
+    free_bytes: int
+    dead_bytes: int
+    victims: list[tuple[int, list[bytes]]]
+    """Bytes that come free, and the keys to evict for them; cheapest first."""
+
+
+class Publish(_Message):
+    """Answered by whether each object is there, and can be found from now on."""
+
+    keys: list[bytes]
+    addresses: list[int]
+    generations: list[int]
+
+
+class Free(_Message):
+    """Drop objects on which no lease is left."""
+
+    keys: list[bytes]
+    generations: list[int]
+
+
+class AskCatalog(_Message):
+    """Answered by ``Catalog``: part ``begin`` onward of what can be found on the node."""
+
+    begin: int
+
+
+class Catalog(msgspec.Struct, array_like=True, frozen=True):
+    """Objects in the order of their generations, and whether there are more."""
+
+    keys: list[bytes]
+    places: list[Place]
+    more: bool
+
+
+TO_NODE: MessageSet[
+    OpenNode
+    | OpenStream
+    | Token
+    | Consumed
+    | CloseStream
+    | Reserve
+    | Commit
+    | AbortBatch
+    | PostRead
+    | PostWrite
+    | Done
+    | AskSpace
+    | Publish
+    | Free
+    | AskCatalog
+    | AskStatus
+] = MessageSet(
+    VERSION,
+    OpenNode
+    | OpenStream
+    | Token
+    | Consumed
+    | CloseStream
+    | Reserve
+    | Commit
+    | AbortBatch
+    | PostRead
+    | PostWrite
+    | Done
+    | AskSpace
+    | Publish
+    | Free
+    | AskCatalog
+    | AskStatus,
+)
