@@ -154,13 +154,35 @@ class ExtentAllocator:
         return len(self._of)
 
     def emptiest(self, extent_bytes: int) -> Iterator[list[int]]:
-        """Yield the live addresses of each segment that could be emptied, the cheapest one first.
+        """Yield the live addresses of each place that could be emptied, the cheapest one first.
 
-        The segment that extents of this size are appended to has room itself, unless it is full.
+        A place is as many neighbouring units as one extent needs, free ones among them. The segment
+        that extents of this size are appended to has room itself, unless it is full.
         """
+        units = self._units_of(extent_bytes)
         appended = self._open.get(extent_bytes)
-        segments = [s for s in self._segments.values() if s is not appended or s.full]
-        segments.sort(key=lambda s: (s.live_bytes / s.length, s.base))
-        for segment in segments:
-            if segment.live:
-                yield sorted(segment.live)
+        at: list[Segment | None] = [None] * self._units
+        barred = bytearray(self._units)
+        for segment in self._segments.values():
+            first = segment.base // self.segment_bytes
+            for unit in range(first, first + segment.length // self.segment_bytes):
+                at[unit] = segment
+                barred[unit] = segment is appended and not segment.full
+        places = []
+        for first in range(self._units - units + 1):
+            inside = list(dict.fromkeys(s for s in at[first : first + units] if s is not None))
+            begin, end = first * self.segment_bytes, (first + units) * self.segment_bytes
+            if not inside or any(barred[first : first + units]):
+                continue
+            if inside[0].base >= begin and inside[-1].base + inside[-1].length <= end:
+                cost = sum(segment.live_bytes for segment in inside)
+                places.append((cost / (end - begin), first, inside))
+        places.sort(key=lambda place: place[:2])
+        taken = bytearray(self._units)
+        for _, first, inside in places:
+            if any(taken[first : first + units]):
+                continue
+            taken[first : first + units] = b"\1" * units
+            live = sorted(address for segment in inside for address in segment.live)
+            if live:
+                yield live

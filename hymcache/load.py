@@ -30,6 +30,10 @@ from cxlbench.kv.footer import Verify, parse_footer
 from cxlbench.kv.payload import Verifier
 from cxlbench.kv.results import KeyResult
 
+GONE = (Status.IO_ERROR, Status.NO_OBJECT)
+"""What a device says of bytes that it does not have: one miss, and no later one for them. A link
+that is down says nothing of the bytes."""
+
 
 class GpuCopy(Protocol):
     """Copies between the staging buffer and the GPU, as far as they take time."""
@@ -178,6 +182,8 @@ class LoadPath:
                     digest=verifier.digest,
                 )
                 consumed()
+                if done.status in GONE:
+                    self.master.gone(block.node, block.key, block.generation)
                 if done.status is not Status.OK:
                     return KeyResult.ERROR
                 footer = parse_footer(trailer)
@@ -196,6 +202,8 @@ class LoadPath:
             finally:
                 self.staging.give(size)
         except DeviceError as error:
+            if error.status in GONE:
+                self.master.gone(block.node, block.key, block.generation)
             if error.status is not Status.FLUSHED:
                 return KeyResult.ERROR
             expired = self.clock.now() >= opened.until_s

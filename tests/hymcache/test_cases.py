@@ -14,7 +14,7 @@ import pytest
 
 from cxlbench.emu.faults import FaultRule
 from cxlbench.emu.memory import PAGE_BYTES, Buffer
-from cxlbench.emu.status import Status
+from cxlbench.emu.status import DeviceError, Status
 from cxlbench.hymcache.kv_manager import Grant
 from cxlbench.kv.identity import Namespace, trace_keys
 from cxlbench.kv.results import KeyResult
@@ -544,5 +544,36 @@ def test_T1_a_client_that_stops_reading_holds_up_nobody(make_rig: MakeRig) -> No
         assert rig.node.at_rest()["streams"] == 0  # cleared away, released or not
         for number in range(4):
             rig.connector.release(number)
+
+    rig.run(test)
+
+
+def test_H5_H8_a_block_that_stays_unreadable_is_one_miss_and_is_stored_again(
+    make_rig: MakeRig,
+) -> None:
+    """Its file is cut off: the device fails each time. No turn after the first announces it."""
+    rig = make_rig()
+
+    async def test() -> None:
+        keys = chain(8)
+        await rig.stored(keys)
+        bad = rig.node.index[keys[2]].address
+        read = rig.device.ssds.read
+
+        async def broken(address: int, *args: Any) -> None:
+            if address == bad:
+                raise DeviceError(Status.IO_ERROR, "the file is cut off")
+            await read(address, *args)
+
+        rig.device.ssds.read = broken  # type: ignore[method-assign]
+        assert (await rig.lookup(1, keys)).leading_hits == 8
+        assert (await rig.load(1, keys)).leading_hits == 2
+        rig.connector.release(1)
+        await rig.clock.sleep(0.1)
+        assert (await rig.lookup(2, keys)).leading_hits == 2
+        assert (await rig.store(keys[2:], request=2)).results[0] is KeyResult.STORED
+        rig.connector.release(2)
+        assert rig.node.index[keys[2]].address != bad
+        assert await rig.read(keys) == 8
 
     rig.run(test)

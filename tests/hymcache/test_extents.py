@@ -224,3 +224,18 @@ def test_extents_never_overlap_and_no_byte_is_lost(steps: list[tuple[str, int]])
     assert made.dead_bytes == 0
     assert made.free_bytes(SEGMENT) == 6 * SEGMENT
     assert made.free_bytes(6 * SEGMENT) == 6 * SEGMENT
+
+
+def test_a_large_extent_asks_for_the_neighbours_that_hold_least() -> None:
+    """Emptying the cheapest units one by one would empty nearly all before three are neighbours."""
+    made = ExtentAllocator(9 * SEGMENT, segment_bytes=SEGMENT, page_bytes=PAGE)
+    units = [[made.allocate(PAGE) for _ in range(SEGMENT // PAGE)] for _ in range(9)]
+    for unit, kept in enumerate([1, 4, 4, 2, 3, 2, 4, 4, 1]):
+        for address in units[unit][kept:]:
+            assert address is not None
+            made.free(address)
+    first = next(made.emptiest(3 * SEGMENT))
+    assert len(first) == 7
+    for address in first:
+        made.free(address)
+    assert made.allocate(3 * SEGMENT) == 3 * SEGMENT
