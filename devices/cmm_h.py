@@ -29,13 +29,7 @@ from cxlbench.devices.ssd import SsdArray, make_backing
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import ObjectExtents, ReadView
 from cxlbench.emu.faults import FaultPlan
-from cxlbench.emu.memory import (
-    PAGE_BYTES,
-    AnyArena,
-    Arena,
-    PhantomArena,
-    page_ceil,
-)
+from cxlbench.emu.memory import PAGE_BYTES, ArenaMaker, arena_maker, page_ceil
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import DeviceError, Status
 
@@ -68,6 +62,8 @@ class CmmH(ArenaTarget, NoStaging):
         capacity_bytes: int | None = None,
         faults: FaultPlan | None = None,
         policy: str | PolicyFactory | ReplacementPolicy | None = None,
+        make_arena: ArenaMaker | None = None,
+        keep: bool = False,
     ) -> None:
         self.clock = clock
         self.name = name
@@ -93,9 +89,7 @@ class CmmH(ArenaTarget, NoStaging):
             policy=load_policy(chosen) if isinstance(chosen, str) else chosen,
             counters=self.counters,
         )
-        self.arena: AnyArena = (
-            PhantomArena(granules * granule) if phantom else Arena(granules * granule)
-        )
+        self.arena = (make_arena or arena_maker(phantom=phantom))(granules * granule)
         self.port = Pipe(clock, f"{name}.port", profile.port_bandwidth)
         self.ssds = SsdArray(
             clock,
@@ -109,6 +103,7 @@ class CmmH(ArenaTarget, NoStaging):
                 count=profile.ssd_count,
                 name=name,
                 split=True,
+                keep=keep,
             ),
             stripe_bytes=granule,
             name=name,

@@ -33,10 +33,9 @@ from cxlbench.emu.fabric import ObjectExtents, PrefetchRequest, ReadView
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import (
     PAGE_BYTES,
-    AnyArena,
-    Arena,
+    ArenaMaker,
     FramePool,
-    PhantomArena,
+    arena_maker,
     page_ceil,
 )
 from cxlbench.emu.pipe import Pipe
@@ -87,7 +86,8 @@ class CxlHm(ArenaTarget):
         trailer_bytes: int = PAGE_BYTES,
         capacity_bytes: int | None = None,
         faults: FaultPlan | None = None,
-        arena: Arena | PhantomArena | None = None,
+        make_arena: ArenaMaker | None = None,
+        keep: bool = False,
     ) -> None:
         self.clock = clock
         self.name = name
@@ -111,7 +111,7 @@ class CxlHm(ArenaTarget):
         # Trailers have page-sized slots beside the frames: one for each object that can be held.
         footers = 2 * (staging_frames + buffer_frames) if trailer_bytes else 0
         total = (staging_frames + buffer_frames) * frame + footers * slots
-        self.arena: AnyArena = arena or (PhantomArena(total) if phantom else Arena(total))
+        self.arena = (make_arena or arena_maker(phantom=phantom))(total)
         self.largest_object_bytes = frame * min(
             reserve_frames // profile.demand_outstanding, buffer_frames
         )
@@ -128,6 +128,7 @@ class CxlHm(ArenaTarget):
                 stripe_bytes=frame,
                 count=profile.ssd_count,
                 name=name,
+                keep=keep,
             ),
             stripe_bytes=frame,
             name=name,

@@ -16,7 +16,7 @@ from cxlbench.devices.profile_kinds import ExpanderProfile
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import ObjectExtents, ReadView
 from cxlbench.emu.faults import FaultPlan
-from cxlbench.emu.memory import PAGE_BYTES, AnyArena, Arena, PhantomArena, page_ceil
+from cxlbench.emu.memory import PAGE_BYTES, ArenaMaker, arena_maker, page_ceil
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import DeviceError, Status
 
@@ -42,6 +42,7 @@ class Expander(ArenaTarget, NoStaging):
         trailer_bytes: int = PAGE_BYTES,
         capacity_bytes: int | None = None,
         faults: FaultPlan | None = None,
+        make_arena: ArenaMaker | None = None,
     ) -> None:
         self.clock = clock
         self.name = name
@@ -56,9 +57,7 @@ class Expander(ArenaTarget, NoStaging):
                 Status.BOUNDS,
                 f"{name}: {self.capacity_bytes} B asked, its DRAM has {profile.capacity}",
             )
-        self.arena: AnyArena = (
-            PhantomArena(self.capacity_bytes) if phantom else Arena(self.capacity_bytes)
-        )
+        self.arena = (make_arena or arena_maker(phantom=phantom))(self.capacity_bytes)
         self.port = Pipe(clock, f"{name}.port", profile.bandwidth)
         self.on_frames_free: Callable[[], None] = lambda: None
         self.on_lost: Callable[[int], None] = lambda _: None

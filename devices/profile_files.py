@@ -51,7 +51,10 @@ def find_profile(name_or_path: str | Path, *, folders: tuple[Path, ...], base: P
         if candidate.name == f"{text}.toml":
             return candidate
     known = sorted({candidate.name.removesuffix(".toml") for candidate in candidates})
-    raise ProfileError((Problem(text, "", f"there is no profile {text!r}{nearest(text, known)}"),))
+    here = base / f"{text}.toml"
+    hint = f"; a file of that name is named by its path: './{text}.toml'" if here.is_file() else ""
+    what = f"there is no profile {text!r}{hint or nearest(text, known)}"
+    raise ProfileError((Problem(text, "", what),))
 
 
 def nearest(word: str, possible: Iterable[str]) -> str:

@@ -28,9 +28,18 @@ from cxlbench.devices import profile_schema as ps
 from cxlbench.devices.profile_schema import Check, Number, Profile, Reference, Scaling
 from cxlbench.devices.units import Dimension
 
-_FRAMES = Annotated[int, Number(Dimension.SIZE, Scaling.CAPACITY, grain="staging_frame")]
+_MOST_DRAM_BYTES = 64 << 40
+_MOST_SSDS = 1024
+_FRAMES = Annotated[
+    int,
+    Number(Dimension.SIZE, Scaling.CAPACITY, grain="staging_frame", at_most=_MOST_DRAM_BYTES),
+]
 _RESERVED_FRAMES = Annotated[int, Number(Dimension.SIZE, Scaling.RESERVE, grain="staging_frame")]
-_GRANULES = Annotated[int, Number(Dimension.SIZE, Scaling.CAPACITY, grain="cache_granule")]
+_GRANULES = Annotated[
+    int,
+    Number(Dimension.SIZE, Scaling.CAPACITY, grain="cache_granule", at_most=_MOST_DRAM_BYTES),
+]
+_SSDS = Annotated[int, Number(Dimension.COUNT, at_most=_MOST_SSDS)]
 _SSD_PAGES = Annotated[int, Number(Dimension.SIZE, Scaling.CAPACITY, grain="page_size")]
 
 
@@ -96,7 +105,7 @@ class CxlHmProfile(Profile):
     )
 
     ssd: Annotated[SsdProfile, Reference()]
-    ssd_count: ps.Count
+    ssd_count: _SSDS
     dram_capacity: _FRAMES
     staging_frame: ps.Window
     write_buffer_share: Annotated[float, Number(Dimension.RATIO)]
@@ -148,7 +157,7 @@ class CmmHProfile(Profile):
     )
 
     ssd: Annotated[SsdProfile, Reference()]
-    ssd_count: ps.Count
+    ssd_count: _SSDS
     policy: ps.Name
     dram_capacity: _GRANULES
     cache_granule: ps.Window

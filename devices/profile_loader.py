@@ -41,7 +41,9 @@ from cxlbench.devices.profile_schema import (
     schema_of,
 )
 from cxlbench.devices.units import (
+    Dimension,
     UnitError,
+    format_base,
     format_number,
     parse_quantity,
     plain_number,
@@ -53,6 +55,8 @@ P = TypeVar("P", bound=Profile)
 
 _HEADER = ("kind", "name", "description")
 _QUANTITY_KEYS = ("value", "unit", "statistic", "source")
+_MOST = {Dimension.SIZE: 2**60, Dimension.COUNT: 2**20}
+"""Beyond these no hardware is, and emulating it would only run out of memory."""
 
 
 def load_profile(
@@ -94,6 +98,8 @@ class _Reading:
     where: Traversable
     overrides: dict[str, str]
     folders: tuple[Path, ...]
+    within: tuple[str, ...] = ()
+    """The files that name this one, outermost first."""
     values: dict[str, Any] = field(default_factory=dict)
     quantities: dict[str, Quantity] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -197,13 +203,15 @@ class _Reading:
         except UnitError as error:
             self._refuse(name, str(error))
             return
-        written = f"is {format_number(quantity.value)} {quantity.unit}"
+        unit = "" if quantity.unit in ("count", "ratio") else f" {quantity.unit}"
+        written = f"is {format_number(quantity.value)}{unit}"
+        most = _MOST.get(rule.dimension) if rule.at_most is None else rule.at_most
         if base < 0 or (base == 0 and not rule.zero):
             self._refuse(
                 name, f"{written}, expected {'zero or more' if rule.zero else 'above zero'}"
             )
-        elif rule.at_most is not None and base > rule.at_most:
-            self._refuse(name, f"{written}, expected at most {format_number(rule.at_most)}")
+        elif most is not None and base > most:
+            self._refuse(name, f"{written}, expected at most {format_base(most, rule.dimension)}")
         else:
             self.values[name] = base
             self.quantities[name] = quantity
@@ -268,7 +276,11 @@ class _Reading:
         folders = (beside, *self.folders)
         try:
             where = find_profile(text, folders=folders, base=base)
-            found = _Reading(where, inner, folders).profile()
+            within = (*self.within, str(self.where))
+            if str(where) in within:
+                self._refuse(name, f"{text!r} is the file itself, expected {_a_profile_of(kind)}")
+                return
+            found = _Reading(where, inner, folders, within).profile()
             self.values[name] = _of_kind(kind, found, where.name)
         except ProfileError as error:
             for problem in error.problems:
@@ -277,10 +289,14 @@ class _Reading:
 
 def _expectation(key: SchemaField) -> str:
     if key.refers_to is not None:
-        return f"the name of a profile of kind {key.refers_to.kind!r}"
+        return _a_profile_of(key.refers_to)
     if isinstance(key.rule, Number):
         return f"a table [{key.name}] with {key.rule.dimension.value}"
     return "a name"
+
+
+def _a_profile_of(kind: type[Profile]) -> str:
+    return f"the name of a profile of kind {kind.kind!r}"
 
 
 def _of_kind(kind: type[P], profile: Profile, file: str) -> P:

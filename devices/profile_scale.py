@@ -24,7 +24,7 @@ from cxlbench.devices.profile_schema import (
     rule_problems,
     schema_of,
 )
-from cxlbench.devices.units import PAGE_BYTES, format_number
+from cxlbench.devices.units import PAGE_BYTES, Dimension, format_base, format_number
 
 P = TypeVar("P", bound=Profile)
 
@@ -42,8 +42,9 @@ def scaled_bytes(nbytes: int, scale: float, *, what: str) -> int:
     if result < PAGE_BYTES:
         largest = nbytes // PAGE_BYTES
         remedy = f"use a scale of at most {largest}" if largest else "it is too small at any scale"
+        whole = format_base(nbytes, Dimension.SIZE)
         raise ScaleError(
-            f"{what} of {nbytes} B is {result} B at scale {format_number(scale)}, below one page "
+            f"{what} of {whole} is {result} B at scale {format_number(scale)}, below one page "
             f"of {PAGE_BYTES} B; {remedy}"
         )
     return result

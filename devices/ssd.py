@@ -192,10 +192,12 @@ def make_backing(
     name: str,
     preallocate: bool = False,
     split: bool = False,
+    keep: bool = False,
 ) -> Backing:
     """Return tags if ``phantom``, files in ``folder``, or RAM where there is no folder.
 
-    ``split``: parts of what was written at once will be read alone.
+    ``split``: parts of what was written at once will be read alone. ``keep``: the files stay, and
+    what an earlier process left in them is there.
     """
     size = page_ceil(size_bytes)
     if phantom:
@@ -203,4 +205,4 @@ def make_backing(
     if folder is None:
         return RamBacking(size)
     files = [folder / f"{name}.ssd{i}" for i in range(count)]
-    return FileBacking(files, size, stripe_bytes=stripe_bytes, preallocate=preallocate)
+    return FileBacking(files, size, stripe_bytes=stripe_bytes, preallocate=preallocate, keep=keep)

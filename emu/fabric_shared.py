@@ -5,8 +5,8 @@ or WRITE to it and gets a grant: where in the arena the bytes are or go, and whe
 hardware will have moved them. The client copies, and waits until then. The owner checks rkey and
 bounds of each operation; it can take a grant back at any time (lease over, region revoked, client
 dead), and a reader notices by the grant's word in a shared table, *after* it has copied: zero, and
-the bytes are nobody's. Frames that a writer was given are not used again before it has said that
-it is done, or its process has ended: a writer that was stopped for a minute lands in its own frames.
+the bytes are nobody's. Frames that a writer was given are not used again before it has said that it
+is done, or its process has ended: a writer that was stopped for a minute lands in its own frames.
 
 Units: bytes, s. Left out: protection of an arena against a client that does not keep to its grants.
 """
@@ -252,10 +252,10 @@ class Poster(Protocol):
     """How a client reaches the owner: two calls and a one-way message."""
 
     async def post_read(self, post: PostRead) -> GrantReply:
-        """Raises ``WireError`` if the owner does not answer."""
+        """Ask for a READ; raises ``WireError`` if the owner does not answer."""
 
     async def post_write(self, post: PostWrite) -> GrantReply:
-        """Raises ``WireError`` if the owner does not answer."""
+        """Ask for a WRITE; raises ``WireError`` if the owner does not answer."""
 
     async def landed(self, done: Done) -> Status:
         """Say that a WRITE has landed, and learn whether it counts."""
@@ -274,12 +274,14 @@ class SharedQueuePair:
         *,
         path: Sequence[Pipe] = (),
         write_path: Sequence[Pipe] = (),
+        latency_s: float = 0.0,
         read_deadline_s: float = 10.0,
     ) -> None:
         self.clock = clock
         self.poster = poster
         self.path = tuple(path)
         self.write_path = tuple(write_path)
+        self.latency_s = latency_s
         self.read_deadline_s = read_deadline_s
         self._arenas: list[Arena] = []
         self._table: Words | None = None
@@ -331,7 +333,7 @@ class SharedQueuePair:
             arena.load(grant.payload, payload, digest)
             # Only now: what was taken back while it was copied may be anybody's bytes.
             valid = int(table.array[grant.slot]) == grant.serial if len(table.array) else False
-            await _wait(clock, bookings, grant.due_s)
+            await _wait(clock, bookings, grant.due_s + self.latency_s)
         finally:
             self.poster.done(Done(grant.slot, grant.serial, landed=False))
         if not valid:
@@ -363,7 +365,7 @@ class SharedQueuePair:
                 arena.store(
                     grant.trailer, np.zeros(nbytes, dtype=np.uint8) if trailer is None else trailer
                 )
-            await _wait(clock, bookings, grant.due_s)
+            await _wait(clock, bookings, grant.due_s + self.latency_s)
             landed = True
         finally:
             if not landed:

@@ -59,7 +59,7 @@ class Arena:
         self,
         nbytes: int,
         *,
-        kind: Literal["anonymous", "file", "hugetlb"] = "anonymous",
+        kind: Literal["anonymous", "file", "mapped", "hugetlb"] = "anonymous",
         path: Path | None = None,
     ) -> None:
         if nbytes <= 0:
@@ -164,6 +164,13 @@ class PhantomArena:
 
 
 AnyArena: TypeAlias = Arena | PhantomArena
+ArenaMaker: TypeAlias = Callable[[int], AnyArena]
+"""Makes the memory of a device, of so many bytes."""
+
+
+def arena_maker(*, phantom: bool) -> ArenaMaker:
+    """Return what makes anonymous memory, or the tags in its place."""
+    return PhantomArena if phantom else Arena
 
 
 class FramePool:
@@ -222,13 +229,15 @@ class FramePool:
 
 
 def _map(nbytes: int, kind: str, path: Path | None) -> mmap.mmap:
-    if kind == "file":
+    if kind in ("file", "mapped"):
         if path is None:
             raise ValueError("a file arena needs a path")
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            made = os.O_CREAT if kind == "file" else 0
+            descriptor = os.open(path, os.O_RDWR | made, 0o600)
             try:
-                os.ftruncate(descriptor, nbytes)
+                if kind == "file":
+                    os.ftruncate(descriptor, nbytes)
                 return mmap.mmap(descriptor, nbytes)
             finally:
                 os.close(descriptor)

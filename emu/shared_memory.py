@@ -18,21 +18,43 @@ import numpy.typing as npt
 from cxlbench.emu.memory import Arena
 from cxlbench.emu.status import HostLimitError
 
+HUGE_PAGE_BYTES = 2 << 20
+"""The usual huge page, and the usual alignment of a DAX device."""
+
 
 class SharedSegment:
-    """A piece of memory with a path under which other processes can map it."""
+    """A piece of memory with a path under which other processes can map it.
 
-    def __init__(self, nbytes: int, *, name: str, folder: Path) -> None:
+    ``hugetlb`` takes huge pages (the host must have reserved some); ``device`` is a device DAX file
+    (``/dev/dax*``) to use in place of memory of our own.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        name: str,
+        folder: Path,
+        hugetlb: bool = False,
+        device: Path | None = None,
+    ) -> None:
         if nbytes <= 0:
             raise ValueError(f"{name}: a segment needs at least one byte, got {nbytes}")
+        grain = HUGE_PAGE_BYTES if hugetlb or device is not None else 1
+        nbytes = -(-nbytes // grain) * grain
         self.name = name
         self.nbytes = nbytes
         self._descriptor = -1
         self._file: Path | None = None
         maker = getattr(os, "memfd_create", None)
         try:
+            if device is not None:
+                self.path = device
+                self._descriptor = os.open(device, os.O_RDWR)
+                return
             if maker is not None and Path("/proc/self/fd").exists():
-                self._descriptor = maker(name)
+                huge = getattr(os, "MFD_HUGETLB", 0x4) if hugetlb else 0
+                self._descriptor = maker(name, huge)
                 self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
             else:
                 self.path = self._file = folder / f"{name}.mem"
@@ -43,8 +65,8 @@ class SharedSegment:
             raise HostLimitError(f"cannot share {nbytes} B of memory: {error.strerror}") from error
 
     def arena(self) -> Arena:
-        """Map it here."""
-        return Arena(self.nbytes, kind="file", path=self.path)
+        """Map it here. Raises ``HostLimitError`` if the host has not so much of it."""
+        return Arena(self.nbytes, kind="mapped", path=self.path)
 
     def close(self) -> None:
         """Give it up; it lives on while others have it mapped."""
@@ -66,13 +88,13 @@ def attach(path: str, nbytes: int) -> Arena:
             os.close(descriptor)
     except OSError as error:
         raise HostLimitError(f"cannot map {path}: {error.strerror}") from error
-    if found < nbytes:
+    if 0 < found < nbytes:  # a device says 0
         raise HostLimitError(f"{path} has {found} B, {nbytes} B are needed")
-    return Arena(nbytes, kind="file", path=Path(path))
+    return Arena(nbytes, kind="mapped", path=Path(path))
 
 
 class Words:
-    """64-bit words in shared memory. Aligned stores and loads of one word are whole on all hosts."""
+    """64-bit words in shared memory; a store or load of one aligned word is whole on all hosts."""
 
     def __init__(self, segment: SharedSegment | None, *, path: str = "", count: int) -> None:
         where = str(segment.path) if segment is not None else path

@@ -37,6 +37,7 @@ QUEUED_MESSAGES = 4096
 """How many messages wait for a peer that does not read; what comes after them is dropped."""
 
 HELLO, WELCOME, CALL, POST, ANSWER, FAILED, NOTE, REFUSED = range(8)
+SAY_HELLO = "say hello first"
 _HEADER = msgspec.msgpack.Decoder(tuple[int, int, int, float])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -173,8 +174,8 @@ class WireServer(Generic[Body]):
                 self._greet(address, _HELLO.decode(parts[2]), number)
             elif peer is None:
                 # It spoke to an earlier process at this endpoint: it may say hello again.
-                self._send(address, REFUSED, 0, 0.0, "say hello first")
-            elif kind == CALL or kind == POST:
+                self._send(address, REFUSED, 0, 0.0, SAY_HELLO)
+            elif kind in (CALL, POST):
                 body = self._decoder.decode(parts[2])
                 peer.last_s = at_s = max(at_s, peer.last_s)
                 if kind == CALL:
@@ -311,6 +312,7 @@ class WireClient:
         self._on_epoch = on_epoch
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[float, bytes]]] = {}
+        self._asked: dict[int, tuple[int, int, float, Any]] = {}
         self._greeting: int | None = None
         self._unsent: list[tuple[int, int, float, Any]] = []
         self._context = zmq.Context()
@@ -358,6 +360,7 @@ class WireClient:
         finally:
             alarm.cancel()
             self._waiting.pop(number, None)
+            self._asked.pop(number, None)
         if self.half_s:
             await self.clock.sleep_until(done_s + self.half_s)
         else:
@@ -372,9 +375,12 @@ class WireClient:
 
     def _dispatch(self, kind: int, number: int, at_s: float, body: Any) -> None:
         """Send now, or after the server's welcome."""
+        message = (kind, number, at_s, body)
+        if kind == CALL:
+            self._asked[number] = message
         if self.epoch is None:
             if len(self._unsent) < QUEUED_MESSAGES:
-                self._unsent.append((kind, number, at_s, body))
+                self._unsent.append(message)
         else:
             self._send(kind, number, at_s, body)
 
@@ -417,14 +423,18 @@ class WireClient:
             self._on_epoch(welcome)
             unsent, self._unsent = self._unsent, []
             for message in unsent:
-                self._send(*message)
+                if message[0] != CALL or message[1] in self._asked:
+                    self._send(*message)
         elif kind == REFUSED:
             reason = msgspec.msgpack.decode(body)
-            self._fail(f"{self.endpoint} refused: {reason}")
-            if reason == "say hello first":  # another process serves there now
+            if reason != SAY_HELLO:
+                self._fail(f"{self.endpoint} refused: {reason}")
+            elif self._greeting is None:
+                # Another process serves there now; of what the earlier one was asked for, nothing
+                # is left. So the calls that wait are made again, after its welcome.
                 self.epoch = None
-                if self._greeting is None:
-                    self._greet()
+                self._unsent = list(self._asked.values())
+                self._greet()
 
     def _fail(self, reason: str) -> None:
         for waiting in self._waiting.values():

@@ -285,6 +285,11 @@ def unthrottled_device(dram_bytes: int) -> CxlHmProfile:
         "cxl-hm-prototype",
         overrides={"dram_capacity": f"{max(4 * dram_bytes, GIB)} B", "write_buffer_share": "0.5"},
     )
+    return unthrottled(profile)
+
+
+def unthrottled(profile: CxlHmProfile) -> CxlHmProfile:
+    """Return the same device, taking no time."""
     ssd = dataclasses.replace(
         profile.ssd,
         read_bandwidth=math.inf,
@@ -295,7 +300,7 @@ def unthrottled_device(dram_bytes: int) -> CxlHmProfile:
         program_latency=0.0,
         mixed_penalty=0.0,
     )
-    return dataclasses.replace(profile, ssd=ssd, port_bandwidth=math.inf)
+    return dataclasses.replace(profile, ssd=ssd, port_bandwidth=math.inf, load_latency=0.0)
 
 
 def unthrottled_link() -> LinkProfile:

@@ -35,7 +35,7 @@ from cxlbench.devices.profile import (
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.fabric import Fabric, QueuePair
 from cxlbench.emu.faults import FaultPlan
-from cxlbench.emu.memory import PAGE_BYTES
+from cxlbench.emu.memory import PAGE_BYTES, ArenaMaker
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import HostLimitError
 from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConnector
@@ -63,6 +63,10 @@ class DeviceSite:
     folder: Path | None
     faults: FaultPlan
     trailer_bytes: int = PAGE_BYTES
+    make_arena: ArenaMaker | None = None
+    """Of the memory that objects lie in, where other processes are to map it."""
+    keep: bool = False
+    """Whether the backing files stay, with what is in them."""
 
 
 DeviceMaker = Callable[[Clock, DeviceSite], MemoryDevice]
@@ -161,7 +165,7 @@ class Rig:
                 window_bytes=window,
                 prefetch=spec.prefetch,
                 placement=spec.placement,
-                segment_bytes=_segment_bytes(devices[0].capacity_bytes, self.block_bytes),
+                segment_bytes=segment_bytes(devices[0].capacity_bytes, self.block_bytes),
             )
             node_links[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
         objects = sum(
@@ -288,15 +292,17 @@ def _built_in(clock: Clock, profile: DeviceProfile, site: DeviceSite) -> MemoryD
         "capacity_bytes": site.capacity_bytes,
         "faults": site.faults,
         "trailer_bytes": site.trailer_bytes,
+        "make_arena": site.make_arena,
     }
     if isinstance(profile, ExpanderProfile):
         return Expander(clock, profile, **given)
+    given |= {"folder": site.folder, "keep": site.keep}
     if isinstance(profile, CxlHmProfile):
-        return CxlHm(clock, profile, folder=site.folder, **given)
-    return CmmH(clock, profile, folder=site.folder, **given)
+        return CxlHm(clock, profile, **given)
+    return CmmH(clock, profile, **given)
 
 
-def _segment_bytes(capacity_bytes: int, block_bytes: int) -> int:
+def segment_bytes(capacity_bytes: int, block_bytes: int) -> int:
     """Return whole extents of a block near the usual size of a segment: none ends in waste."""
     extent = object_extent_bytes(block_bytes)
     return extent * max(1, round(capacity_bytes / SEGMENTS_PER_DEVICE / extent))

@@ -11,7 +11,7 @@ Units: bytes. Left out: compaction. Space comes back by evicting what still live
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -73,6 +73,34 @@ class ExtentAllocator:
         segment.live.add(address)
         self._of[address] = segment
         return address
+
+    def restore(self, extents: Sequence[tuple[int, int]]) -> list[int]:
+        """Take in extents (address, bytes) that were allocated before, the oldest first.
+
+        Returns the addresses of those that there is room for, each in the segment that an earlier
+        process had there; where segments of two times overlap, the newer extent decides. Nothing is
+        appended to what was taken in.
+        """
+        bases: dict[int, Segment] = {}
+        for address, extent_bytes in reversed(extents):
+            units = self._units_of(extent_bytes)
+            base = address if units > 1 else address // self.segment_bytes * self.segment_bytes
+            first = base // self.segment_bytes
+            segment = bases.get(base)
+            if segment is None:
+                mine = set(range(first, first + units))
+                if base % self.segment_bytes or not mine.issubset(self._free):
+                    continue
+                self._free = deque(unit for unit in self._free if unit not in mine)
+                segment = Segment(base, units * self.segment_bytes, extent_bytes)
+                segment.cursor = segment.length
+                bases[base] = self._segments[base] = segment
+            within = address - base
+            fits = within % extent_bytes == 0 and within + extent_bytes <= segment.length
+            if segment.extent_bytes == extent_bytes and fits and address not in segment.live:
+                segment.live.add(address)
+                self._of[address] = segment
+        return sorted(self._of)
 
     def free(self, address: int) -> None:
         """Declare the extent at ``address`` dead; freeing what is not allocated is refused."""

@@ -16,7 +16,7 @@ Units: bytes, s. Left out: the node as a process of its own, and its restart.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -27,6 +27,7 @@ from cxlbench.emu.memory import page_ceil
 from cxlbench.emu.status import DeviceError
 from cxlbench.hymcache.extents import ExtentAllocator
 from cxlbench.hymcache.prefetch_window import PrefetchScheduler, ReadStream
+from cxlbench.hymcache.recovery import FoundObject
 from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.results import KeyResult
 
@@ -280,6 +281,29 @@ class KvManager:
         late = [token for token in tokens if token in self._reservations]
         self.expired_reservations += len(late)
         self.abort(late)
+
+    # -- a node that starts again ---------------------------------------------------------------
+
+    def restore(self, found: Mapping[int, Sequence[FoundObject]]) -> int:
+        """Take in what was found on each device (by number, oldest first); return how many."""
+        for number, objects in found.items():
+            size_of = {made.address: made for made in objects}
+            kept = self.allocators[number].restore([(o.address, o.extent_bytes) for o in objects])
+            for local in kept:
+                footer = size_of[local].footer
+                address = self.bases[number] + local
+                stored = StoredObject(
+                    footer.key, address, footer.payload_bytes, footer.generation, number, 0
+                )
+                older = self.index.get(footer.key)
+                if older is not None and older.generation > footer.generation:
+                    self.allocators[number].free(local)
+                    continue
+                self._by_address[address] = self.index[footer.key] = stored
+                if older is not None:
+                    self._drop(older)
+                self._generation = max(self._generation, footer.generation)
+        return len(self.index)
 
     # -- reads ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Units: bytes, s.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,6 +156,7 @@ class RemoteNode:
         name: str,
         path: Sequence[Pipe] = (),
         write_path: Sequence[Pipe] = (),
+        latency_s: float = 0.0,
         timeout_s: float = 1.0,
         deadline_s: float = 10.0,
     ) -> None:
@@ -163,7 +165,12 @@ class RemoteNode:
         self.costs = costs
         self.deadline_s = deadline_s
         self.queue_pair = SharedQueuePair(
-            clock, self, path=path, write_path=write_path, read_deadline_s=deadline_s
+            clock,
+            self,
+            path=path,
+            write_path=write_path,
+            latency_s=latency_s,
+            read_deadline_s=deadline_s,
         )
         self._jobs = JobSet(clock)
         self.wire = WireClient(
@@ -187,6 +194,12 @@ class RemoteNode:
             self.queue_pair.attach(memory.arenas, memory.table)
         except (WireError, HostLimitError, OSError):
             self.queue_pair.detach()  # it died meanwhile; its successor will welcome us
+
+    async def attached(self) -> None:
+        """Wait until the node's memory is mapped, as far as the node answers at all."""
+        with contextlib.suppress(ControlError):
+            await self._call(m.AskStatus(), FIGURES)
+        await self._jobs.join()
 
     async def _call(
         self,

@@ -1,0 +1,233 @@
+"""The main programs of a deployment's processes: Master, and one node with its devices.
+
+``python -m cxlbench.harness.service_main master|node RUN_DIR [NUMBER]``, started by
+``cxlbench up``. Each holds a lock in the run directory, so that a second one of its kind says so
+and ends, and a socket file that a dead one left is no obstacle. Each ends on SIGTERM or Ctrl-C,
+closes what it opened, and (on Linux) ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cxlbench.devices.link import Link
+from cxlbench.devices.profile import scale_profile, scaled_bytes
+from cxlbench.emu.clock import WallClock
+from cxlbench.emu.fabric import Fabric
+from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
+from cxlbench.emu.faults import FaultPlan
+from cxlbench.emu.memory import Arena, page_ceil
+from cxlbench.emu.shared_memory import SharedSegment
+from cxlbench.emu.status import HostLimitError
+from cxlbench.harness.deployment import DeploymentError, DeploymentSpec, load_spec
+from cxlbench.harness.rig import DeviceSite, make_device, segment_bytes
+from cxlbench.hymcache.kv_manager import KvManager
+from cxlbench.hymcache.master import Master
+from cxlbench.hymcache.master_server import MasterServer
+from cxlbench.hymcache.node_server import NodeServer, RefusedByMasterError
+from cxlbench.hymcache.recovery import FoundObject, find_objects
+from cxlbench.hymcache.slot_table import compile_kernels
+from cxlbench.kv.device import MemoryDevice
+from cxlbench.kv.footer import object_extent_bytes
+
+EXIT_TROUBLE = 2
+
+
+@contextmanager
+def only_one(run_dir: Path, role: str) -> Iterator[None]:
+    """Hold the lock of a role; raises ``DeploymentError`` if another process has it."""
+    path = run_dir / f"{role}.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeploymentError([f"{role} is running in {run_dir} already"]) from None
+        yield
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when the one that started it ends (Linux)."""
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    with_errno = ctypes.CDLL(None, use_errno=True)
+    with_errno.prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+async def _until_told(clock: WallClock) -> None:
+    """Wait for SIGTERM or Ctrl-C."""
+    told = clock.future()
+
+    def tell() -> None:
+        if not told.done():
+            told.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        clock.loop.add_signal_handler(number, tell)
+    print("ready", flush=True)
+    await told
+
+
+def run_master(spec: DeploymentSpec) -> None:
+    """Serve Master until told to end."""
+    compile_kernels()
+    clock = WallClock(shared=True)
+
+    def make_master(objects_per_node: int) -> Master:
+        return Master(
+            clock,
+            {},
+            max_objects=objects_per_node * spec.nodes + 1024,
+            lease_s=spec.deadline_s + 1,
+            write_deadline_s=spec.deadline_s + 1,
+        )
+
+    async def serve() -> None:
+        server = MasterServer(
+            clock,
+            spec.endpoint("master"),
+            epoch=secrets.randbits(62),
+            make_master=make_master,
+            node_timeout_s=min(0.3, spec.call_timeout_s),
+        )
+        try:
+            await _until_told(clock)
+        finally:
+            await server.close()
+
+    with clock:
+        clock.run(serve())
+
+
+def run_node(spec: DeploymentSpec, number: int) -> None:
+    """Serve one node until told to end; what an earlier one left in its files is found first."""
+    clock = WallClock(shared=True)
+    with clock, ExitStack() as stack:
+        clock.run(_Node(clock, spec, number, stack).serve())
+
+
+class _Node:
+    def __init__(
+        self, clock: WallClock, spec: DeploymentSpec, number: int, stack: ExitStack
+    ) -> None:
+        self.clock = clock
+        self.spec = spec
+        self.number = number
+        self.stack = stack
+        self.segments: list[SharedSegment] = []
+
+    def share(self, nbytes: int) -> Arena:
+        """Make the memory of a device where clients can map it."""
+        spec, index = self.spec, len(self.segments)
+        dax = spec.dax[self.number * spec.devices_per_node + index] if spec.dax else None
+        segment = SharedSegment(
+            page_ceil(nbytes),
+            name=f"cxlbench-node{self.number}-dev{index}",
+            folder=spec.run_dir,
+            hugetlb=spec.hugetlb,
+            device=dax,
+        )
+        self.segments.append(segment)
+        self.stack.callback(segment.close)
+        return segment.arena()
+
+    async def serve(self) -> None:
+        spec, clock, number = self.spec, self.clock, self.number
+        profile = spec.load_device()
+        devices: list[MemoryDevice] = []
+        for index in range(spec.devices_per_node):
+            site = DeviceSite(
+                f"node{number}.dev{index}",
+                False,
+                spec.scale,
+                scaled_bytes(spec.capacity, spec.scale, what="the device"),
+                spec.folder,
+                FaultPlan.none(),
+                make_arena=self.share,
+                keep=True,
+            )
+            devices.append(make_device(clock, profile, site))
+        block = scaled_bytes(spec.block_bytes, spec.scale, what="a KV block") // 8 * 8
+        fabric = Fabric(clock, seed=secrets.randbits(62))
+        manager = KvManager(
+            clock,
+            fabric,
+            devices,
+            node=number,
+            window_bytes=scaled_bytes(spec.window_bytes, spec.scale, what="the prefetch window"),
+            prefetch=spec.prefetch,
+            reserve_deadline_s=spec.deadline_s,
+            segment_bytes=segment_bytes(devices[0].capacity_bytes, block),
+        )
+        if spec.folder is not None:
+            manager.restore(await self._found(devices))
+        nic = Link(
+            clock,
+            scale_profile(spec.load_link(spec.node_link), spec.scale),
+            name=f"node{number}.nic",
+        )
+        grants = SharedSegment(
+            GRANTS * 8, name=f"cxlbench-node{number}-grants", folder=spec.run_dir
+        )
+        self.stack.callback(grants.close)
+        carrier = SharedCarrier(
+            clock,
+            fabric,
+            arenas=self.segments,
+            grants=grants,
+            arena_of=lambda region: devices.index(region.target),  # type: ignore[arg-type]
+            read_path=[nic.tx],
+            write_path=[nic.rx],
+            latency_s=nic.latency_s,
+        )
+        server = NodeServer(
+            clock,
+            manager,
+            carrier,
+            endpoint=spec.endpoint("node", number),
+            master_endpoint=spec.endpoint("master"),
+            epoch=secrets.randbits(62),
+            max_objects=sum(d.capacity_bytes // object_extent_bytes(block) for d in devices),
+        )
+        try:
+            await _until_told(clock)
+        finally:
+            await server.close()
+
+    async def _found(self, devices: list[MemoryDevice]) -> dict[int, list[FoundObject]]:
+        """Scan what the devices' files hold."""
+        found = {}
+        for index, device in enumerate(devices):
+            ssds = getattr(device, "ssds", None)
+            if ssds is not None:
+                found[index] = await find_objects(ssds.backing, device.capacity_bytes)
+        return found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process that the arguments name; return its exit code."""
+    role, run_dir = arguments[0], Path(arguments[1])
+    number = int(arguments[2]) if len(arguments) > 2 else 0
+    die_with_parent()
+    try:
+        spec = load_spec(run_dir)
+        with only_one(run_dir, role if role == "master" else f"node{number}"):
+            if role == "master":
+                run_master(spec)
+            else:
+                run_node(spec, number)
+    except (DeploymentError, HostLimitError, RefusedByMasterError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_TROUBLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
