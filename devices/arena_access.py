@@ -17,6 +17,15 @@ from cxlbench.emu.pipe import Pipe, Reservation
 from cxlbench.emu.status import DeviceError, Status
 
 
+def trailer_cost(trailer_bytes: int, scale: float) -> int:
+    """Return the bytes that a trailer counts for on pipes and SSDs at ``scale``, in words of 8 B.
+
+    It takes its page at every scale, since pages do not scale; the time of the full-size system is
+    that of one page beside a payload that is ``scale`` times as large.
+    """
+    return -(-trailer_bytes // int(8 * scale)) * 8 if trailer_bytes else 0
+
+
 class ArenaTarget:
     """The receiving end of a device. Subclasses say where bytes land, and note that they did."""
 

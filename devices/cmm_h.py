@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cxlbench.devices.arena_access import ArenaTarget
+from cxlbench.devices.arena_access import ArenaTarget, trailer_cost
 from cxlbench.devices.cmm_h_cache import Cache, CmmHCounters, Line, Piece
 from cxlbench.devices.cmm_h_refill import CachedView, Frames, MissEngine
 from cxlbench.devices.cmm_h_write_back import WriteBack
@@ -69,6 +69,7 @@ class CmmH(ArenaTarget, NoStaging):
         self.name = name
         self.profile = profile
         self.trailer_bytes = trailer_bytes
+        self.trailer_cost_bytes = trailer_cost(trailer_bytes, profile.scale)
         self.page_bytes = PAGE_BYTES
         self.latency_s = profile.hit_latency
         self.counters = CmmHCounters()

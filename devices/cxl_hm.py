@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cxlbench.devices.arena_access import ArenaTarget, ArenaView
+from cxlbench.devices.arena_access import ArenaTarget, ArenaView, trailer_cost
 from cxlbench.devices.cxl_hm_staging import Staging, StagingArea
 from cxlbench.devices.cxl_hm_write_buffer import Buffered, WriteBuffer
 from cxlbench.devices.profile_kinds import CxlHmProfile
@@ -93,6 +93,7 @@ class CxlHm(ArenaTarget):
         self.name = name
         self.profile = profile
         self.trailer_bytes = trailer_bytes
+        self.trailer_cost_bytes = trailer_cost(trailer_bytes, profile.scale)
         self.page_bytes = PAGE_BYTES
         self.prefetch_depth = profile.prefetch_depth
         self.latency_s = profile.load_latency
@@ -147,6 +148,7 @@ class CxlHm(ArenaTarget):
             ),
             footers=footer_slots,
             trailer_bytes=trailer_bytes,
+            trailer_cost_bytes=self.trailer_cost_bytes,
             reserve_frames=reserve_frames,
             demand_outstanding=profile.demand_outstanding,
             arena=self.arena,
@@ -164,6 +166,7 @@ class CxlHm(ArenaTarget):
             ),
             footers=footer_slots,
             trailer_bytes=trailer_bytes,
+            trailer_cost_bytes=self.trailer_cost_bytes,
             batch_bytes=profile.flush_batch,
             arena=self.arena,
             ssds=self.ssds,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from cxlbench.devices.ssd import SsdArray
 from cxlbench.emu.clock import Clock, JobSet
 from cxlbench.emu.fabric import ObjectExtents
-from cxlbench.emu.memory import Arena, Extent, FramePool, PhantomArena
+from cxlbench.emu.memory import Arena, Extent, FramePool, PhantomArena, page_ceil
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Budget, Signal
 
@@ -61,6 +61,7 @@ class StagingArea:
         frames: FramePool,
         footers: FramePool,
         trailer_bytes: int,
+        trailer_cost_bytes: int,
         reserve_frames: int,
         demand_outstanding: int,
         arena: Arena | PhantomArena,
@@ -73,6 +74,7 @@ class StagingArea:
         self.frames = frames
         self.footers = footers
         self.trailer_bytes = trailer_bytes
+        self.trailer_cost_bytes = trailer_cost_bytes
         self.reserve_frames = reserve_frames
         self.arena = arena
         self.ssds = ssds
@@ -170,7 +172,8 @@ class StagingArea:
         """Copy the object from the SSDs; whoever waits for ``ready`` learns how it ended."""
         error: DeviceError | None = self._cut_off(f"staging of {staging.address} was cut off")
         try:
-            await self.ssds.read(staging.address, self.arena, staging.extents)
+            cost = page_ceil(staging.size_bytes) + self.trailer_cost_bytes
+            await self.ssds.read(staging.address, self.arena, staging.extents, cost_bytes=cost)
             error = None
         except DeviceError as failed:
             error = failed

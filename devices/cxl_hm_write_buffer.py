@@ -20,7 +20,7 @@ from enum import Enum
 from cxlbench.devices.ssd import SsdArray
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.fabric import ObjectExtents
-from cxlbench.emu.memory import Arena, Extent, FramePool, PhantomArena
+from cxlbench.emu.memory import Arena, Extent, FramePool, PhantomArena, page_ceil
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.sync import Signal
 
@@ -62,6 +62,7 @@ class WriteBuffer:
         frames: FramePool,
         footers: FramePool,
         trailer_bytes: int,
+        trailer_cost_bytes: int,
         batch_bytes: int,
         arena: Arena | PhantomArena,
         ssds: SsdArray,
@@ -73,6 +74,7 @@ class WriteBuffer:
         self.frames = frames
         self.footers = footers
         self.trailer_bytes = trailer_bytes
+        self.trailer_cost_bytes = trailer_cost_bytes
         self.batch_bytes = batch_bytes
         self.arena = arena
         self.ssds = ssds
@@ -216,10 +218,16 @@ class WriteBuffer:
 
     async def _write(self, entry: Buffered, *, program: bool) -> bool:
         """Bring an object to the SSDs, and its programming to an end; False if they refuse it."""
+        cost = page_ceil(entry.size_bytes) + self.trailer_cost_bytes
         for _ in range(FLUSH_TRIES):
             try:
                 await self.ssds.write(
-                    entry.address, self.arena, entry.extents, priority=1, program=program
+                    entry.address,
+                    self.arena,
+                    entry.extents,
+                    priority=1,
+                    program=program,
+                    cost_bytes=cost,
                 )
             except DeviceError:
                 self.failed += 1

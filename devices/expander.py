@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cxlbench.devices.arena_access import ArenaTarget, ArenaView
+from cxlbench.devices.arena_access import ArenaTarget, ArenaView, trailer_cost
 from cxlbench.devices.no_staging import NoStaging
 from cxlbench.devices.profile_kinds import ExpanderProfile
 from cxlbench.emu.clock import Clock
@@ -48,6 +48,7 @@ class Expander(ArenaTarget, NoStaging):
         self.name = name
         self.profile = profile
         self.trailer_bytes = trailer_bytes
+        self.trailer_cost_bytes = trailer_cost(trailer_bytes, profile.scale)
         self.page_bytes = PAGE_BYTES
         self.latency_s = profile.latency
         self.faults = faults or FaultPlan.none()

@@ -138,9 +138,16 @@ class SsdArray:
             fault.corrupt(probe)
             arena.store(extents[:1], probe)
 
-    async def read(self, address: int, arena: AnyArena, extents: Sequence[Extent]) -> None:
-        """Read with time and bytes."""
-        nbytes = sum([length for _, length in extents])
+    async def read(
+        self,
+        address: int,
+        arena: AnyArena,
+        extents: Sequence[Extent],
+        *,
+        cost_bytes: int | None = None,
+    ) -> None:
+        """Read with time and bytes; the time is that of ``cost_bytes``, if given."""
+        nbytes = sum([length for _, length in extents]) if cost_bytes is None else cost_bytes
         bookings = self.book_read(address, nbytes)
         self.reads_in_flight += 1
         try:
@@ -162,15 +169,18 @@ class SsdArray:
         *,
         priority: int,
         program: bool = True,
+        cost_bytes: int | None = None,
     ) -> None:
         """Write with time and bytes; raise ``DeviceError`` if not all of it was written.
+
+        The time is that of ``cost_bytes``, if given.
 
         Without ``program`` it ends when the SSDs have the bytes, ``program_latency_s`` earlier.
         """
         fault = self.faults.draw("ssd.write", self.name)
         if fault is not None and fault.kind == "delay":
             await self.clock.sleep(fault.delay_s)
-        nbytes = sum([length for _, length in extents])
+        nbytes = sum([length for _, length in extents]) if cost_bytes is None else cost_bytes
         bookings = self.book_write(address, nbytes, priority=priority)
         if fault is not None and fault.kind == "error":
             await finished(self.clock, *bookings)

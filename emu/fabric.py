@@ -12,6 +12,7 @@ Left out: sends and receives, atomics, partial completion, packet loss.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class Target(Protocol):
     trailer_bytes: int
     latency_s: float
     """What an access takes beside its bytes; 0 where unknown."""
+    trailer_cost_bytes: int
+    """What a trailer counts for on the pipes: at scale S, 1/S of the page that it takes."""
 
     async def open_read(self, address: int, size_bytes: int) -> ReadView:
         """Make the object readable; raise ``DeviceError`` if that fails."""
@@ -198,6 +201,11 @@ class Fabric:
         return region
 
 
+def transfer_bytes(target: Target, payload: int, trailer: Bytes | None) -> int:
+    """Return what a transfer counts for on the pipes."""
+    return payload + (0 if trailer is None else min(len(trailer), target.trailer_cost_bytes))
+
+
 class OneSided(Protocol):
     """READ and WRITE by one initiator, whatever carries them."""
 
@@ -209,8 +217,12 @@ class OneSided(Protocol):
         trailer: Bytes | None = None,
         *,
         digest: Digest | None = None,
+        until_s: float = math.inf,
     ) -> Completion:
-        """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
+        """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload.
+
+        It is refused (TIMEOUT) from ``until_s`` on, when something else may be at the address.
+        """
 
     async def write(
         self, rkey: int, address: int, payload: Buffer, trailer: Bytes | None = None
@@ -269,13 +281,14 @@ class QueuePair:
         trailer: Bytes | None = None,
         *,
         digest: Digest | None = None,
+        until_s: float = math.inf,
     ) -> Completion:
         """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
         if self.reads is None:
-            return await self._read(rkey, address, payload, trailer, digest)
+            return await self._read(rkey, address, payload, trailer, digest, until_s)
         await self.reads.take(1)
         try:
-            return await self._read(rkey, address, payload, trailer, digest)
+            return await self._read(rkey, address, payload, trailer, digest, until_s)
         finally:
             self.reads.give(1)
 
@@ -286,6 +299,7 @@ class QueuePair:
         payload: Buffer,
         trailer: Bytes | None,
         digest: Digest | None,
+        until_s: float,
     ) -> Completion:
         clock, fabric = self.fabric.clock, self.fabric
         size = payload.nbytes
@@ -298,14 +312,19 @@ class QueuePair:
             await clock.sleep(fault.delay_s)
         if not self.up or (fault is not None and fault.kind == "down"):
             return await self._refused(Status.LINK_DOWN)
+        if clock.real() >= until_s:
+            return await self._refused(Status.TIMEOUT)
         outages = self._outages
         try:
             view = await region.target.open_read(address - region.base + region.offset, size)
         except DeviceError as error:
             return await self._refused(error.status)
         try:
-            bookings = [pipe.reserve(extent) for pipe in (view.port, *self.path)]
+            cost = transfer_bytes(region.target, size, trailer)
+            bookings = [pipe.reserve(cost) for pipe in (view.port, *self.path)]
             await view.arrived()
+            if clock.real() >= until_s:
+                return await self._refused(Status.TIMEOUT)
             if fault is not None and fault.kind == "corrupt":
                 # On the wire, so before the reader sees the bytes: its digest must notice.
                 view.copy_into(payload, trailer, None)
@@ -350,7 +369,8 @@ class QueuePair:
             await region.target.ready_to_receive(local)
         except DeviceError as error:
             return await self._refused(error.status)
-        bookings = [pipe.reserve(extent) for pipe in (*self.write_path, region.target.port)]
+        cost = transfer_bytes(region.target, payload.nbytes, trailer)
+        bookings = [pipe.reserve(cost) for pipe in (*self.write_path, region.target.port)]
         latency_s = self.latency_s + region.target.latency_s
         await finished(clock, *bookings, latency_s=latency_s)
         if region.revoked:

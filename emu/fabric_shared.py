@@ -14,9 +14,10 @@ Units: bytes, s. Left out: protection of an arena against a client that does not
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -43,7 +44,9 @@ class PostRead(msgspec.Struct, tag="post read", array_like=True, frozen=True):
     size: int
     trailer: int
     until_s: float
-    """When the client will not want it any more."""
+    """When the client will not want it any more, or may not have it."""
+    ask: int
+    """The client's name for what it asks, under which it can give it up without an answer."""
 
 
 class PostWrite(msgspec.Struct, tag="post write", array_like=True, frozen=True):
@@ -53,6 +56,7 @@ class PostWrite(msgspec.Struct, tag="post write", array_like=True, frozen=True):
     address: int
     size: int
     trailer: int
+    ask: int
 
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
@@ -63,10 +67,17 @@ class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
     landed: bool
 
 
+class GiveUp(msgspec.Struct, tag="give up", array_like=True, frozen=True):
+    """The client never saw the answer to ``ask``, and will not use it."""
+
+    ask: int
+
+
 class GrantReply(msgspec.Struct, array_like=True, frozen=True):
-    """Where the bytes are or go, or the status that refuses the operation."""
+    """Where the bytes are or go and what they count for, or the status that refuses it."""
 
     status: Status
+    cost: int = 0
     arena: int = 0
     payload: Spans = []
     trailer: Spans = []
@@ -91,6 +102,7 @@ class _Grant:
     view: ReadView | None
     address: int
     """Of a WRITE, in the target's own addresses."""
+    ask: int
 
 
 class SharedCarrier:
@@ -107,7 +119,13 @@ class SharedCarrier:
         read_path: Sequence[Pipe],
         write_path: Sequence[Pipe],
         latency_s: float,
+        first_serial: int = 1,
     ) -> None:
+        """Serve ``fabric``'s regions.
+
+        ``first_serial`` is another one at each start, so that what an earlier process granted means
+        nothing here.
+        """
         self.clock = clock
         self.fabric = fabric
         self.arenas = [ArenaInfo(str(a.path), a.nbytes) for a in arenas]
@@ -118,17 +136,44 @@ class SharedCarrier:
         self._write_path = tuple(write_path)
         self._latency_s = latency_s
         self._free = list(range(GRANTS - 1, -1, -1))
-        self._serials = itertools.count(1)
+        self._serials = itertools.count(first_serial)
         self._grants: dict[int, _Grant] = {}
+        self._asked: dict[tuple[object, int], _Grant | None] = {}
+        """What each client asked for and has not ended: a grant, or None before it is granted."""
 
     async def post_read(self, client: object, post: PostRead) -> GrantReply:
         """Pin the object, book its way, and grant the copy."""
+        return await self._granted(client, post.ask, self._post_read(client, post))
+
+    async def post_write(self, client: object, post: PostWrite) -> GrantReply:
+        """Book the way of a WRITE, and grant the copy."""
+        return await self._granted(client, post.ask, self._post_write(client, post))
+
+    async def _granted(
+        self, client: object, ask: int, work: Coroutine[Any, Any, GrantReply]
+    ) -> GrantReply:
+        """Remember what is asked while ``work`` waits: who asked may die or give it up."""
+        name = client, ask
+        if name in self._asked:
+            work.close()
+            return GrantReply(Status.BUSY)
+        self._asked[name] = None
+        try:
+            reply = await work
+        finally:
+            if self._asked.get(name, name) is None:
+                del self._asked[name]
+        return reply
+
+    async def _post_read(self, client: object, post: PostRead) -> GrantReply:
         extent = post.size + post.trailer
         region = self.fabric.check(post.rkey, post.address, extent, write=False)
         if isinstance(region, Status):
             return GrantReply(region)
         if not self._free:
             return GrantReply(Status.BUSY)
+        if post.until_s <= self.clock.real():
+            return GrantReply(Status.TIMEOUT)
         try:
             view = await region.target.open_read(
                 post.address - region.base + region.offset, post.size
@@ -137,26 +182,34 @@ class SharedCarrier:
             return GrantReply(error.status)
         keep = False
         try:
-            bookings = [pipe.reserve(extent) for pipe in (view.port, *self._read_path)]
+            cost = post.size + min(post.trailer, region.target.trailer_cost_bytes)
+            bookings = [pipe.reserve(cost) for pipe in (view.port, *self._read_path)]
             await view.arrived()
-            if region.revoked:
-                return GrantReply(Status.REVOKED)
-            if not self._free:
-                return GrantReply(Status.BUSY)
+            refusal = self._refusal(client, post.ask, region)
+            if refusal is not None:
+                return refusal
+            if post.until_s <= self.clock.real():
+                return GrantReply(Status.TIMEOUT)  # what was read may be another object's by now
             keep = True
         except DeviceError as error:
             return GrantReply(error.status)
         finally:
             if not keep:
                 view.close()
-        grant = self._grant(client, region, view, 0)
-        if post.until_s > self.clock.now():
-            self.clock.call_at(post.until_s, self._expire, grant)
+        grant = self._grant(client, region, view, 0, post.ask)
+        self.clock.call_at(post.until_s, self._expire, grant)
         due_s = _due_s([*view.bookings, *bookings]) + self._latency_s + region.target.latency_s
-        return self._reply(grant, region, view.extents, due_s)
+        return self._reply(grant, region, view.extents, cost, due_s)
 
-    async def post_write(self, client: object, post: PostWrite) -> GrantReply:
-        """Book the way of a WRITE, and grant the copy."""
+    def _refusal(self, client: object, ask: int, region: MemoryRegion) -> GrantReply | None:
+        """Return why nothing can be granted any more, after a wait; None if it can."""
+        if (client, ask) not in self._asked:
+            return GrantReply(Status.FLUSHED)
+        if region.revoked:
+            return GrantReply(Status.REVOKED)
+        return None if self._free else GrantReply(Status.BUSY)
+
+    async def _post_write(self, client: object, post: PostWrite) -> GrantReply:
         extent = post.size + post.trailer
         region = self.fabric.check(post.rkey, post.address, extent, write=True)
         if isinstance(region, Status):
@@ -164,34 +217,41 @@ class SharedCarrier:
         local = post.address - region.base + region.offset
         try:
             await region.target.ready_to_receive(local)
-            if region.revoked:
-                return GrantReply(Status.REVOKED)
+            refusal = self._refusal(client, post.ask, region)
+            if refusal is not None:
+                return refusal
             extents = region.target.landing(local)
         except DeviceError as error:
             return GrantReply(error.status)
         if post.size != extents.payload_bytes or post.trailer > extents.trailer_bytes:
             return GrantReply(Status.BOUNDS)
-        if not self._free:
-            return GrantReply(Status.BUSY)
-        bookings = [pipe.reserve(extent) for pipe in (*self._write_path, region.target.port)]
-        grant = self._grant(client, region, None, local)
+        cost = post.size + min(post.trailer, region.target.trailer_cost_bytes)
+        bookings = [pipe.reserve(cost) for pipe in (*self._write_path, region.target.port)]
+        grant = self._grant(client, region, None, local, post.ask)
         region.begin_write()
         due_s = _due_s(bookings) + self._latency_s + region.target.latency_s
-        return self._reply(grant, region, extents, due_s)
+        return self._reply(grant, region, extents, cost, due_s)
 
     def _grant(
-        self, client: object, region: MemoryRegion, view: ReadView | None, address: int
+        self, client: object, region: MemoryRegion, view: ReadView | None, address: int, ask: int
     ) -> _Grant:
         slot, serial = self._free.pop(), next(self._serials)
         self.table.array[slot] = serial
-        grant = self._grants[slot] = _Grant(client, slot, serial, region, view, address)
+        grant = _Grant(client, slot, serial, region, view, address, ask)
+        self._grants[slot] = self._asked[client, ask] = grant
         return grant
 
     def _reply(
-        self, grant: _Grant, region: MemoryRegion, extents: ObjectExtents, due_s: float
+        self,
+        grant: _Grant,
+        region: MemoryRegion,
+        extents: ObjectExtents,
+        cost: int,
+        due_s: float,
     ) -> GrantReply:
         return GrantReply(
             Status.OK,
+            cost,
             self._arena_of(region),
             list(extents.payload),
             list(extents.trailer),
@@ -207,8 +267,15 @@ class SharedCarrier:
             return Status.REVOKED
         return self._end(grant, landed=message.landed)
 
+    def give_up(self, client: object, message: GiveUp) -> None:
+        """End what was granted for an ask, or is about to be."""
+        grant = self._asked.pop((client, message.ask), None)
+        if grant is not None:
+            self._end(grant, landed=False)
+
     def _end(self, grant: _Grant, *, landed: bool) -> Status:
         del self._grants[grant.slot]
+        self._asked.pop((grant.client, grant.ask), None)
         self.table.array[grant.slot] = 0
         self._free.append(grant.slot)
         if grant.view is not None:
@@ -229,8 +296,8 @@ class SharedCarrier:
 
     def drop_client(self, client: object) -> None:
         """Take back every grant of a process that has ended."""
-        for grant in [g for g in self._grants.values() if g.client is client]:
-            self._end(grant, landed=False)
+        for name in [name for name in self._asked if name[0] is client]:
+            self.give_up(client, GiveUp(name[1]))
 
     @property
     def granted(self) -> int:
@@ -263,6 +330,9 @@ class Poster(Protocol):
     def done(self, done: Done) -> None:
         """Say that an operation is over."""
 
+    def give_up(self, given_up: GiveUp) -> None:
+        """Say that an answer that did not come will not be used."""
+
 
 class SharedQueuePair:
     """The client's side. Satisfies ``OneSided``."""
@@ -285,6 +355,7 @@ class SharedQueuePair:
         self.read_deadline_s = read_deadline_s
         self._arenas: list[Arena] = []
         self._table: Words | None = None
+        self._asks = itertools.count(1)
 
     def attach(self, arenas: Sequence[ArenaInfo], table: ArenaInfo) -> None:
         """Map the owner's memory; called again when the owner has been started anew."""
@@ -309,6 +380,7 @@ class SharedQueuePair:
         trailer: Bytes | None = None,
         *,
         digest: Digest | None = None,
+        until_s: float = math.inf,
     ) -> Completion:
         """READ an object into ``payload`` (and ``trailer``); ``digest`` sees the payload."""
         clock = self.clock
@@ -316,23 +388,24 @@ class SharedQueuePair:
         if table is None:
             return Completion(Status.LINK_DOWN, 0, clock.now())
         room = 0 if trailer is None else len(trailer)
-        until_s = clock.now() + self.read_deadline_s
-        try:
-            grant = await self.poster.post_read(
-                PostRead(rkey, address, payload.nbytes, room, until_s)
-            )
-        except WireError:
-            return Completion(Status.LINK_DOWN, 0, clock.now())
+        until_s = min(until_s, clock.now() + self.read_deadline_s)
+        ask = next(self._asks)
+        grant = await self._ask(
+            ask,
+            self.poster.post_read(PostRead(rkey, address, payload.nbytes, room, until_s, ask)),
+        )
         if grant.status is not Status.OK:
             return Completion(grant.status, 0, clock.now())
+        if self._table is not table:  # the owner has been started anew: its memory is not ours
+            return Completion(Status.REVOKED, 0, clock.now())
         try:
-            bookings = [pipe.reserve(payload.nbytes + room) for pipe in self.path]
+            bookings = [pipe.reserve(grant.cost) for pipe in self.path]
             arena = arenas[grant.arena]
             if trailer is not None and grant.trailer:
                 arena.load(grant.trailer, trailer)
             arena.load(grant.payload, payload, digest)
             # Only now: what was taken back while it was copied may be anybody's bytes.
-            valid = int(table.array[grant.slot]) == grant.serial if len(table.array) else False
+            valid = int(table.array[grant.slot]) == grant.serial
             await _wait(clock, bookings, grant.due_s + self.latency_s)
         finally:
             self.poster.done(Done(grant.slot, grant.serial, landed=False))
@@ -349,15 +422,17 @@ class SharedQueuePair:
         if table is None:
             return Completion(Status.LINK_DOWN, 0, clock.now())
         room = 0 if trailer is None else len(trailer)
-        try:
-            grant = await self.poster.post_write(PostWrite(rkey, address, payload.nbytes, room))
-        except WireError:
-            return Completion(Status.LINK_DOWN, 0, clock.now())
+        ask = next(self._asks)
+        grant = await self._ask(
+            ask, self.poster.post_write(PostWrite(rkey, address, payload.nbytes, room, ask))
+        )
         if grant.status is not Status.OK:
             return Completion(grant.status, 0, clock.now())
+        if self._table is not table:
+            return Completion(Status.REVOKED, 0, clock.now())
         landed = False
         try:
-            bookings = [pipe.reserve(payload.nbytes + room) for pipe in self.write_path]
+            bookings = [pipe.reserve(grant.cost) for pipe in self.write_path]
             arena = arenas[grant.arena]
             arena.store(grant.payload, payload)
             if grant.trailer:
@@ -375,6 +450,17 @@ class SharedQueuePair:
         except WireError:
             status = Status.LINK_DOWN
         return Completion(status, payload.nbytes + room if status is Status.OK else 0, clock.now())
+
+    async def _ask(self, ask: int, call: Awaitable[GrantReply]) -> GrantReply:
+        """Await an answer; give up what was asked for if it does not come."""
+        try:
+            return await call
+        except WireError:
+            self.poster.give_up(GiveUp(ask))
+            return GrantReply(Status.LINK_DOWN)
+        except BaseException:
+            self.poster.give_up(GiveUp(ask))
+            raise
 
 
 async def _wait(clock: WallClock, bookings: Sequence[Reservation], due_s: float) -> None:

@@ -19,7 +19,7 @@ from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget, Signal
 from cxlbench.hymcache.counters import ConnectorCounters
 from cxlbench.hymcache.load import GpuCopy, LoadPath
-from cxlbench.hymcache.lookup import Found, Lookup
+from cxlbench.hymcache.lookup import Found, Lookup, OpenStream
 from cxlbench.hymcache.node_service import Name
 from cxlbench.hymcache.services import MasterClient, NodeClient
 from cxlbench.hymcache.store import Store, StorePath
@@ -174,6 +174,13 @@ class HyMCacheConnector:
         ended = list(self._ended)
         self._ended.clear()
         return ended
+
+    def stream_of(self, request_id: int, place: int) -> OpenStream:
+        """Return the stream that a hit of an open request is read by, for measurements."""
+        opened = self._requests[request_id].found.stream_of(place)
+        if opened is None:
+            raise LookupError(f"place {place} of request {request_id} is no hit")
+        return opened
 
     def at_rest(self) -> dict[str, int]:
         """Count what this connector holds."""

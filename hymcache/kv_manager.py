@@ -106,7 +106,13 @@ class KvManager:
         placement: Placement = Placement.ROUND_ROBIN,
         reserve_deadline_s: float = 10.0,
         segment_bytes: int | None = None,
+        first_token: int = 1,
     ) -> None:
+        """Join ``devices`` into one node.
+
+        ``first_token`` is another one at each start of a process, so that what was reserved at an
+        earlier one means nothing here.
+        """
         self.clock = clock
         self.fabric = fabric
         self.node = node
@@ -132,7 +138,7 @@ class KvManager:
         self.index: dict[bytes, StoredObject] = {}
         self._by_address: dict[int, StoredObject] = {}
         self._reservations: dict[int, _Reservation] = {}
-        self._tokens = itertools.count(1)
+        self._tokens = itertools.count(first_token)
         self._generation = 0
         self._turn = 0
         self.expired_reservations = 0

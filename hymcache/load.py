@@ -170,7 +170,7 @@ class LoadPath:
             await node.token(opened.name, position, staged=staged)
             await self.staging.take(size)
             try:
-                if self.clock.now() >= opened.until_s:
+                if self.clock.real() >= opened.until_s:
                     return KeyResult.LEASE_EXPIRED
                 verifier = Verifier(full=self.verify is Verify.FULL)
                 trailer = np.empty(PAGE_BYTES, dtype=np.uint8)
@@ -180,12 +180,14 @@ class LoadPath:
                     payload,
                     trailer,
                     digest=verifier.digest,
+                    until_s=opened.until_s,
                 )
                 consumed()
                 if done.status in GONE:
                     self.master.gone(block.node, block.key, block.generation)
                 if done.status is not Status.OK:
-                    return KeyResult.ERROR
+                    late = self.clock.real() >= opened.until_s
+                    return KeyResult.LEASE_EXPIRED if late else KeyResult.ERROR
                 footer = parse_footer(trailer)
                 if not verifier.accepts(
                     footer, key=block.key, generation=block.generation, payload=payload

@@ -56,6 +56,16 @@ class RemoteBlock(NamedTuple):
     size_bytes: int
     generation: int
 
+    @classmethod
+    def of(cls, key: bytes, place: tuple[int, int, int, int, int]) -> RemoteBlock:
+        """Return the block at a place: node, device, address, size, generation."""
+        return tuple.__new__(cls, (key, *place))  # a third of the time of the plain call
+
+    @property
+    def place(self) -> tuple[int, int, int, int, int]:
+        """Everything but the key."""
+        return self[1:]
+
 
 @dataclass(frozen=True, slots=True)
 class LookupReply:
@@ -132,27 +142,15 @@ class Master:
         """
         self.counters.lookups += 1
         self.counters.looked_up_keys += len(keys)
-        batch = self.table.lookup(keys)
-        rows = zip(
-            keys,
-            batch.state.tolist(),
-            batch.node.tolist(),
-            batch.device.tolist(),
-            batch.address.tolist(),
-            batch.length.tolist(),
-            batch.generation.tolist(),
-            strict=True,
-        )
+        rows = self.table.lookup(keys).rows()
         ready = int(SlotState.READY)
         blocks = tuple(
             [
-                RemoteBlock(key, node, device, address, length, generation)
-                if state == ready
-                else None
-                for key, state, node, device, address, length, generation in rows
+                RemoteBlock.of(key, row[:5]) if row[5] == ready else None
+                for key, row in zip(keys, rows, strict=True)
             ]
         )
-        hits = [block.key for block in blocks if block is not None]
+        hits = [key for key, block in zip(keys, blocks, strict=True) if block is not None]
         until = self.clock.now() + self.lease_s
         lease = self._leases.get(reader)
         if lease is not None:

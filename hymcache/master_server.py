@@ -53,7 +53,8 @@ class NodeMirror:
         self._reports: dict[int, list[m.SpaceAnswer]] = {}
         self._gained: dict[tuple[int, int], int] = {}
         self._published: set[tuple[bytes, int, int]] = set()
-        self._freed: set[bytes] = set()
+        self._freed: set[bytes] | None = None
+        """What the segment that is being evicted has let go at once."""
 
     async def ask(self, body: Any, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
         """Ask the node; raises ``WireError``, and avoids the node for a while."""
@@ -103,12 +104,14 @@ class NodeMirror:
         for nbytes, keys in self._reports[size_bytes][device].victims:
             freed = self._freed = set[bytes]()
             yield keys
+            self._freed = None
             if freed.issuperset(keys):
                 self._gained[device, size_bytes] += nbytes
 
     def free(self, objects: Sequence[tuple[bytes, int]]) -> None:
         """Tell the node to drop objects."""
-        self._freed.update(key for key, _ in objects)
+        if self._freed is not None:
+            self._freed.update(key for key, _ in objects)
         self.wire.post(m.Free([key for key, _ in objects], [gen for _, gen in objects]))
 
     def publish(self, key: bytes, address: int, generation: int) -> bool:
@@ -178,10 +181,7 @@ class MasterServer:
         if self.master is None:
             return m.LookupAnswer([None] * len(body.keys), self.clock.now())
         reply = self.master.lookup(self._member(peer, body.reader), body.keys, used=body.used)
-        places = [
-            None if b is None else (b.node, b.device, b.address, b.size_bytes, b.generation)
-            for b in reply.blocks
-        ]
+        places = [None if block is None else block.place for block in reply.blocks]
         return m.LookupAnswer(places, reply.lease_until_s)
 
     async def _allocate(self, peer: Peer, body: m.Allocate) -> m.AllocateAnswer:
@@ -239,7 +239,7 @@ class MasterServer:
         """Take a node in, with what it has."""
         known = self.mirrors.get(body.node)
         if known is not None:
-            if known.peer is not peer and known.peer.address in self.server.peers:
+            if known.peer is not peer and self.server.lives(known.peer):
                 return f"node {body.node} is there already, at {known.endpoint}"
             self._forget(known)
         if self.master is None:
@@ -260,8 +260,8 @@ class MasterServer:
                     mirror.free([(block.key, block.generation) for block in refused])
                 begin, more = begin + len(part.keys), part.more
         except WireError:
-            self._forget(mirror)
-            return f"node {body.node} does not tell what it has"
+            self._forget(mirror)  # it does not tell what it has: it is to try again
+            return False
         return True
 
     def _forget(self, mirror: NodeMirror) -> None:
@@ -284,6 +284,7 @@ class MasterServer:
             "clients": len(self.server.peers),
             "nodes": len(self.mirrors),
             "refused peers": self.server.refused,
+            "failed messages": self.server.failed,
         }
         if self.master is not None:
             counters = self.master.counters

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from cxlbench.emu.fabric_shared import ArenaInfo, Done, PostRead, PostWrite
+from cxlbench.emu.fabric_shared import ArenaInfo, Done, GiveUp, PostRead, PostWrite
 from cxlbench.emu.wire import MessageSet
 from cxlbench.kv.results import KeyResult
 
@@ -297,6 +297,7 @@ TO_NODE: MessageSet[
     | PostRead
     | PostWrite
     | Done
+    | GiveUp
     | AskSpace
     | Publish
     | Free
@@ -315,6 +316,7 @@ TO_NODE: MessageSet[
     | PostRead
     | PostWrite
     | Done
+    | GiveUp
     | AskSpace
     | Publish
     | Free

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from cxlbench.emu.clock import JobSet, WallClock
-from cxlbench.emu.fabric_shared import Done, PostRead, PostWrite, SharedCarrier
+from cxlbench.emu.clock import Job, JobSet, WallClock
+from cxlbench.emu.fabric_shared import Done, GiveUp, PostRead, PostWrite, SharedCarrier
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.wire import Peer, WireClient, WireError, WireServer
 from cxlbench.hymcache import messages as m
@@ -56,6 +56,7 @@ class NodeServer:
         self.epoch = epoch
         self.max_objects = max_objects
         self._jobs = JobSet(clock)
+        self._announcing: Job[None] | None = None
         self._members: dict[bytes, set[int]] = {}
         self.server = WireServer(
             clock,
@@ -81,7 +82,10 @@ class NodeServer:
     # -- being known ----------------------------------------------------------------------------
 
     def _announce_soon(self) -> None:
-        self._jobs.spawn(self._announce())
+        """Tell the Master that has just welcomed us; an earlier one need not know any more."""
+        if self._announcing is not None:
+            self._announcing.cancel()
+        self._announcing = self._jobs.spawn(self._announce())
 
     async def _announce(self) -> None:
         """Tell Master that we are here, until it has heard it."""
@@ -93,11 +97,14 @@ class NodeServer:
             try:
                 verdict = await self.master.call(body, _VERDICT, timeout_s=10.0)
             except WireError:
-                await self.clock.sleep(ANNOUNCE_EVERY_S)
-                continue
+                if self.master.refused is not None:
+                    raise RefusedByMasterError(self.master.refused) from None
+                verdict = False
             if isinstance(verdict, str):
                 raise RefusedByMasterError(verdict)
-            return
+            if verdict:
+                return
+            await self.clock.sleep_until(self.clock.real() + ANNOUNCE_EVERY_S)
 
     # -- serving --------------------------------------------------------------------------------
 
@@ -198,6 +205,7 @@ class NodeServer:
             "objects": len(manager.index),
             "grants": self.carrier.granted,
             "refused peers": self.server.refused,
+            "failed messages": self.server.failed,
             "prefetches issued": manager.prefetcher.issued,
             "reservations expired": manager.expired_reservations,
             **{f"held: {name}": count for name, count in sorted(held.items())},
@@ -237,4 +245,5 @@ _POSTS: dict[type, Callable[[NodeServer, Peer, Any], object]] = {
     m.AbortBatch: lambda server, peer, body: server.service.abort(body.name),
     m.Free: _free,
     Done: lambda server, peer, body: server.carrier.done(peer, body),
+    GiveUp: lambda server, peer, body: server.carrier.give_up(peer, body),
 }

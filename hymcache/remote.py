@@ -15,8 +15,15 @@ from typing import Any
 
 import msgspec
 
-from cxlbench.emu.clock import JobSet, WallClock
-from cxlbench.emu.fabric_shared import Done, GrantReply, PostRead, PostWrite, SharedQueuePair
+from cxlbench.emu.clock import Job, JobSet, WallClock
+from cxlbench.emu.fabric_shared import (
+    Done,
+    GiveUp,
+    GrantReply,
+    PostRead,
+    PostWrite,
+    SharedQueuePair,
+)
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.status import DeviceError, HostLimitError, Status
 from cxlbench.emu.wire import Welcome, WireClient, WireError
@@ -36,6 +43,7 @@ _STREAM = msgspec.msgpack.Decoder(m.StreamAnswer)
 _STATUS = msgspec.msgpack.Decoder(Status)
 _GRANT = msgspec.msgpack.Decoder(GrantReply)
 _RESERVED = msgspec.msgpack.Decoder(list[list[int] | str])
+ATTACH_EVERY_S = 0.1
 FIGURES = msgspec.msgpack.Decoder(dict[str, int | float | str])
 
 
@@ -81,7 +89,7 @@ class RemoteMaster:
             self.costs.lookup_call + self.costs.lookup_key * len(keys),
         )
         blocks = [
-            None if place is None else RemoteBlock(key, *place)
+            None if place is None else RemoteBlock.of(key, place)
             for key, place in zip(keys, answer.places, strict=True)
         ]
         return LookupReply(tuple(blocks), answer.until_s)
@@ -107,8 +115,9 @@ class RemoteMaster:
         self, ticket: Name, blocks: Sequence[RemoteBlock], *, chain: Sequence[bytes]
     ) -> list[KeyResult]:
         """Make committed blocks READY."""
-        places = [(b.node, b.device, b.address, b.size_bytes, b.generation) for b in blocks]
-        body = m.Register(ticket, [b.key for b in blocks], places, list(chain))
+        body = m.Register(
+            ticket, [block.key for block in blocks], [block.place for block in blocks], list(chain)
+        )
         results: list[KeyResult] = await self._call(
             body, _RESULTS, self.costs.register * len(blocks)
         )
@@ -173,6 +182,7 @@ class RemoteNode:
             read_deadline_s=deadline_s,
         )
         self._jobs = JobSet(clock)
+        self._attaching: Job[None] | None = None
         self.wire = WireClient(
             clock,
             endpoint,
@@ -185,21 +195,26 @@ class RemoteNode:
 
     def _attach_soon(self, _: Welcome) -> None:
         self.queue_pair.detach()
-        self._jobs.spawn(self.attach())
+        if self._attaching is not None:
+            self._attaching.cancel()
+        self._attaching = self._jobs.spawn(self._attach())
 
-    async def attach(self) -> None:
-        """Map the node's memory."""
-        try:
-            memory = await self.wire.call(m.OpenNode(), _MEMORY)
-            self.queue_pair.attach(memory.arenas, memory.table)
-        except (WireError, HostLimitError, OSError):
-            self.queue_pair.detach()  # it died meanwhile; its successor will welcome us
+    async def _attach(self) -> None:
+        """Map the node's memory, as soon as it tells where it is."""
+        while True:
+            with contextlib.suppress(WireError, HostLimitError, OSError):
+                memory = await self.wire.call(m.OpenNode(), _MEMORY)
+                self.queue_pair.attach(memory.arenas, memory.table)
+                return
+            # It was stopped, or is dead and its successor will welcome us.
+            await self.clock.sleep_until(self.clock.real() + ATTACH_EVERY_S)
 
     async def attached(self) -> None:
         """Wait until the node's memory is mapped, as far as the node answers at all."""
         with contextlib.suppress(ControlError):
             await self._call(m.AskStatus(), FIGURES)
-        await self._jobs.join()
+            if self._attaching is not None:
+                await self._attaching.ended()
 
     async def _call(
         self,
@@ -296,6 +311,10 @@ class RemoteNode:
     def done(self, done: Done) -> None:
         """Say that an operation is over."""
         self.wire.post(done)
+
+    def give_up(self, given_up: GiveUp) -> None:
+        """Say that an answer that did not come will not be used."""
+        self.wire.post(given_up)
 
     async def close(self) -> None:
         """Close the connection and unmap the memory."""

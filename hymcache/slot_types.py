@@ -35,6 +35,8 @@ SLOT_DTYPE = np.dtype(
 )
 """One slot. An empty one is all zero."""
 
+_ROW = ["node", "device", "address", "length", "generation", "state"]
+
 Keys: TypeAlias = Sequence[bytes] | bytes | NDArray[np.uint8]
 """Keys of 32 bytes: a sequence of them, all of them joined, or an array of shape (n, 32)."""
 
@@ -88,6 +90,11 @@ class LookupBatch:
     def slots(self) -> NDArray[np.void]:
         """The same as records of SLOT_DTYPE, of shape (n,)."""
         return self.words.reshape(-1).view(SLOT_DTYPE)
+
+    def rows(self) -> list[tuple[int, int, int, int, int, int]]:
+        """Node, device, address, length, generation and state of each key, as plain numbers."""
+        rows: list[tuple[int, int, int, int, int, int]] = self.slots[_ROW].tolist()
+        return rows
 
     @property
     def found(self) -> NDArray[np.bool_]:

@@ -55,16 +55,23 @@ def bench() -> None:
     """
 
 
-@bench.command(epilog=examples("cxlbench bench datapath", "cxlbench bench datapath --rounds 3"))
+@bench.command(
+    short_help="Gets and puts, against a plain copy.",
+    epilog=examples("cxlbench bench datapath", "cxlbench bench datapath --rounds 3"),
+)
 @click.option("--size", type=SIZE, default="16MiB", show_default=True, help="Of an object.")
 @click.option("--rounds", type=COUNT, default=11, show_default=True, help="The median counts.")
+@click.option(
+    "--processes", is_flag=True, help="Master, node and 1, 2, 4 workers as processes of their own."
+)
 @strict_option
 @json_option
-def datapath(size: int, rounds: int, strict: bool, as_json: bool) -> None:
+def datapath(size: int, rounds: int, processes: bool, strict: bool, as_json: bool) -> None:
     """Compare gets and puts of real bytes with a plain copy of the same bytes.
 
     Without throttles and in memory: what is left is the cost of our own code. A get of 0.8 takes a
-    quarter longer than the copy that it cannot avoid.
+    quarter longer than the copy that it cannot avoid. With --processes the bytes come out of
+    another process, by shared memory, and a lookup is compared with a bare ZeroMQ ping-pong.
 
     Exit codes: 0 whatever was measured; 1 wrong data, or with --strict a bar that was missed.
     """
@@ -73,6 +80,9 @@ def datapath(size: int, rounds: int, strict: bool, as_json: bool) -> None:
     from cxlbench.harness.tables import size as size_text
 
     output = Output(as_json=as_json)
+    if processes:
+        _between_processes(output, size, rounds, strict=strict)
+        return
     try:
         with output.progress() as progress:
             found = bench_datapath(object_bytes=size, rounds=rounds, progress=progress)
@@ -99,7 +109,68 @@ def datapath(size: int, rounds: int, strict: bool, as_json: bool) -> None:
     _report(output, found, bars, strict=strict)
 
 
-@bench.command(epilog=examples("cxlbench bench master", "cxlbench bench master --objects 100000"))
+def _between_processes(output: Output, size: int, rounds: int, *, strict: bool) -> None:
+    """Measure and report ``bench datapath --processes``."""
+    from cxlbench.harness.bench_datapath import WrongDataError
+    from cxlbench.harness.bench_processes import (
+        LOOKUP_BAR,
+        LOOKUP_KEYS,
+        TWO_WORKERS_BAR,
+        bench_processes,
+    )
+    from cxlbench.harness.tables import gbps
+    from cxlbench.harness.tables import size as size_text
+
+    try:
+        with output.progress() as progress:
+            found = bench_processes(object_bytes=size, rounds=rounds, progress=progress)
+    except WrongDataError as error:
+        output.note(f"WRONG: {error}")
+        raise click.exceptions.Exit(WRONG_DATA) from error
+    output.say(
+        f"{found.objects} objects of {size_text(found.object_bytes)}, median of {found.rounds} "
+        f"rounds; a numpy copy moves {gbps(found.copy_bytes_per_s)} GB/s"
+    )
+    output.say(
+        f"lookup of {LOOKUP_KEYS} keys: p50 {found.lookup.p50_s * 1e6:.0f} us, p99 "
+        f"{found.lookup.p99_s * 1e6:.0f} us; bare ping-pong: p50 {found.ping.p50_s * 1e6:.0f} us, "
+        f"p99 {found.ping.p99_s * 1e6:.0f} us"
+    )
+    bars = [
+        Bar(
+            figure.name,
+            f"{gbps(figure.bytes_per_s)} GB/s, {figure.ratio:.2f} of a copy",
+            "" if figure.bar is None else f"{figure.bar:.1f} of a copy",
+            figure.passed,
+        )
+        for figure in found.figures
+    ]
+    for row in found.scaling:
+        asked = row.workers == 2
+        bars.append(
+            Bar(
+                f"{row.workers} workers together" if row.workers > 1 else "1 worker",
+                f"{gbps(row.bytes_per_s)} GB/s, {row.over_one:.2f} of one; plain copies "
+                f"{row.copies_over_one:.2f}",
+                f"{TWO_WORKERS_BAR} of one" if asked else "",
+                row.over_one >= TWO_WORKERS_BAR if asked else None,
+            )
+        )
+    bars.append(
+        Bar(
+            "lookup over ping-pong, p50",
+            f"{found.lookup_over_ping:.2f}",
+            f"at most {LOOKUP_BAR}",
+            found.lookup_over_ping <= LOOKUP_BAR,
+        )
+    )
+    _report(output, found, bars, strict=strict)
+
+
+@bench.command(
+    short_help="Keys a second that Master answers.",
+    epilog=examples("cxlbench bench master", "cxlbench bench master --objects 100000"),
+)
 @click.option(
     "--objects", type=click.IntRange(min=32), default=650_000, show_default=True, help="In Master."
 )
@@ -147,7 +218,10 @@ def master(objects: int, batches: int, seed: int, strict: bool, as_json: bool) -
     _report(output, found, bars, strict=strict)
 
 
-@bench.command(epilog=examples("cxlbench bench clock", "cxlbench bench clock --seconds 2"))
+@bench.command(
+    short_help="How fast virtual, how honest real time is.",
+    epilog=examples("cxlbench bench clock", "cxlbench bench clock --seconds 2"),
+)
 @click.option(
     "--seconds", type=POSITIVE, default=5, show_default=True, help="Of transfers in real time."
 )
@@ -198,10 +272,11 @@ def clock(seconds: float, timers: int, pending: int, strict: bool, as_json: bool
 
 
 @bench.command(
+    short_help="What a replay costs this host.",
     epilog=examples(
         "cxlbench bench replay mooncake_fast25_conversation_trace.jsonl.gz --strict",
         "cxlbench bench replay chat.jsonl.gz --limit 1000",
-    )
+    ),
 )
 @click.argument("trace", type=FILE)
 @click.option("--limit", type=COUNT, help="Only so many requests. [default: all]")

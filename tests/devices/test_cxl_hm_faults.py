@@ -68,7 +68,7 @@ def test_a_staging_error_reaches_all_who_wait_and_a_new_try_works(make_hm):
     hm = make_hm()
     whole = hm.device.ssds.read
 
-    async def broken(*_):
+    async def broken(*_, **__):
         hm.device.ssds.read = whole
         await hm.clock.sleep(0.1)
         raise DeviceError(Status.IO_ERROR, "media error")

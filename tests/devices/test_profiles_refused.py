@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_count_that_is_not_whole_is_refused(tmp_path):
 
 def test_a_ratio_above_one_is_refused():
     message = refusal("a100-80g", "prefill_share", overrides={"prefill_share": "1.5"})
-    assert message == "is 1.5 ratio, expected at most 1"
+    assert message == "is 1.5, expected at most 1"
 
 
 def test_a_range_upside_down_is_refused():
@@ -383,3 +384,42 @@ def test_a_list_with_a_broken_file_shows_it_and_all_others(edited):
     summaries = {summary.name: summary for summary in list_profiles(path.parent)}
     assert "latency" in (summaries["nic-100g"].error or "")
     assert set(TABLES) == set(summaries)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "most"),
+    [
+        ("dram_capacity", "1e30 GiB", "64 TiB"),
+        ("dram_capacity", "1000 TiB", "64 TiB"),
+        ("ssd_count", "1e9", "1024"),
+        ("prefetch_depth", "2000000000", "1048576"),
+    ],
+)
+def test_what_no_hardware_is_and_no_host_could_emulate_is_refused(key, given, most):
+    """And not run until the memory is gone, or for ever."""
+    message = refusal("cxl-hm-prototype", key, overrides={key: given})
+    assert message.endswith(f"expected at most {most}")
+
+
+def test_an_ssd_of_an_endless_size_is_refused():
+    with pytest.raises(ProfileError, match=r"expected at most 1\.049e\+06 TiB"):
+        load_profile("cxl-hm-prototype", overrides={"ssd.capacity": "1e30 TB"})
+
+
+def test_a_count_of_zero_is_told_without_a_unit():
+    message = refusal("cxl-hm-prototype", "ssd_count", overrides={"ssd_count": "0"})
+    assert message == "is 0, expected above zero"
+
+
+def test_a_file_that_names_itself_is_refused(tmp_path):
+    text = TABLES["cxl-hm-prototype"].replace('name = "cxl-hm-prototype"', 'name = "loop"')
+    (tmp_path / "loop.toml").write_text(re.sub(r'ssd = "[^"]*"', 'ssd = "loop"', text))
+    with pytest.raises(ProfileError, match="'loop' is the file itself, expected the name of a"):
+        load_profile(tmp_path / "loop.toml")
+
+
+def test_a_profile_that_lies_here_is_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("")
+    with pytest.raises(ProfileError, match=r"no profile 'mine'; .* by its path: './mine.toml'"):
+        load_profile("mine")

@@ -54,6 +54,7 @@ class Target:
 
     trailer_bytes = 64
     latency_s = 0.0
+    trailer_cost_bytes = 4096
 
     def __init__(self, clock):
         self.port = Pipe(clock, "port", 4000.0)

@@ -547,3 +547,18 @@ def test_files_are_gone_after_an_error_and_after_ctrl_c(tmp_path, monkeypatch, b
     assert list(tmp_path.iterdir()) == []
     assert no_threads()
     assert gc.isenabled()
+
+
+def test_full_size_figures_do_not_depend_on_the_scale():
+    """A footer takes a page at every scale, and the time of a page of the full-size system."""
+
+    def read_p50(scale):
+        result = replay(
+            chat(sessions=4), spec("cxl-hm", gpu_blocks=0, rig={"scale": scale}), wall=False
+        )
+        assert result.correct
+        return result.figures.block_read.p50_s
+
+    full = read_p50(1)
+    for scale in (64, 512):
+        assert read_p50(scale) == pytest.approx(full, rel=0.02)

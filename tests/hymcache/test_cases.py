@@ -560,10 +560,10 @@ def test_H5_H8_a_block_that_stays_unreadable_is_one_miss_and_is_stored_again(
         bad = rig.node.index[keys[2]].address
         read = rig.device.ssds.read
 
-        async def broken(address: int, *args: Any) -> None:
+        async def broken(address: int, *args: Any, **options: Any) -> None:
             if address == bad:
                 raise DeviceError(Status.IO_ERROR, "the file is cut off")
-            await read(address, *args)
+            await read(address, *args, **options)
 
         rig.device.ssds.read = broken  # type: ignore[method-assign]
         assert (await rig.lookup(1, keys)).leading_hits == 8

@@ -47,6 +47,7 @@ class StrictDevice:
     page_bytes: int = PAGE_BYTES
     trailer_bytes: int = PAGE_BYTES
     latency_s: float = 0.0
+    trailer_cost_bytes: int = 4096
     prefetch_depth: int = 3
     slots: int = 6
     buffered: dict[int, str] = field(default_factory=dict)
