@@ -70,17 +70,23 @@ def calibrate(
     size_bytes: int = PROBE_BYTES,
     progress: Progress = lambda *_: None,
 ) -> Calibration:
-    """Measure ``folder`` for about ``seconds``, and remember the result.
+    """Measure ``folder`` for about ``seconds``, each pattern for its share of them.
 
-    Needs ``size_bytes`` of free space (checked first) and leaves nothing behind.
+    fio measures each for 1 s at least. Needs ``size_bytes`` of free space (checked first; at least
+    1 MiB) and leaves nothing behind. ``remember`` keeps the result.
 
     Raises:
         HostLimitError: the folder cannot be written, is too full, or fio failed.
     """
+    if not 0 < seconds < math.inf or size_bytes < LARGE:
+        raise ValueError(
+            f"seconds={seconds}, size_bytes={size_bytes}: seconds are above zero and finite, and "
+            f"the file holds at least one block of {LARGE} B"
+        )
     wanted = patterns(quick=quick)
     with disk_probe.probe_file(folder, size_bytes) as file:
         if use_fio and (fio := disk_probe.find_fio()) is not None:
-            method, run = f"fio ({fio.name})", disk_probe.fio_runner(fio, file, size_bytes)
+            method, run = "fio", disk_probe.fio_runner(fio, file, size_bytes)
         else:
             method, run = "built-in probe", disk_probe.built_in_runner(file, size_bytes)
         rates = []
@@ -88,9 +94,7 @@ def calibrate(
             progress(f"calibrating by {method}", number, len(wanted))
             rates.append(run(pattern, seconds / len(wanted)))
         direct = disk_probe.is_direct(file)
-    found = Calibration(place_of(folder), method, direct, tuple(rates))
-    remember(found)
-    return found
+    return Calibration(place_of(folder), method, direct, tuple(rates))
 
 
 # -- the cache file ------------------------------------------------------------------------------
@@ -124,8 +128,12 @@ def remembered(folder: Path) -> Calibration | None:
     return _load().places.get(place_of(folder))
 
 
-def remember(found: Calibration) -> None:
-    """Keep a calibration for later runs; a cache that cannot be written is no error."""
+def remember(found: Calibration) -> Path:
+    """Keep a calibration for later runs, and return the file.
+
+    Raises:
+        HostLimitError: the file cannot be written.
+    """
     cache = _load()
     cache.places[found.place] = found
     path = cache_file()
@@ -134,8 +142,12 @@ def remember(found: Calibration) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(cache)) + b"\n")
         unfinished.replace(path)
-    except OSError:
-        return
+    except OSError as error:
+        raise HostLimitError(
+            f"not remembered: {path} cannot be written ({error.strerror or error}); runs will not "
+            "know of this calibration: set XDG_CACHE_HOME to a folder that can be"
+        ) from error
+    return path
 
 
 def _load() -> _Cache:

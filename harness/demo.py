@@ -10,6 +10,7 @@ size that fits a laptop: see ``DemoPlan`` for the numbers. Units: full-size byte
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,7 @@ from cxlbench.harness.requests import Mode, Workload
 from cxlbench.harness.results import Claim, check_writable, to_json
 from cxlbench.harness.rig import DeviceProfile, RigSpec
 from cxlbench.harness.trace_statistics import trace_statistics
-from cxlbench.harness.traces import read_trace
+from cxlbench.harness.traces import read_trace, require_format_with_ids
 from cxlbench.kv.geometry import model_shape
 
 MODEL = "Llama-3.1-8B"
@@ -140,6 +141,7 @@ class DemoResult:
                     "whole_trace": None if tier.whole is None else to_json(tier.whole.figures),
                     "emulator_against_model": to_json(tier.against_model),
                     "timing_kept": tier.against_model.timing_kept,
+                    "fidelity": to_json(tier.wall.fidelity),
                 }
                 for tier in self.tiers
             ],
@@ -156,6 +158,7 @@ def make_plan(options: DemoOptions) -> DemoPlan:
     """
     shape = model_shape(MODEL)
     if options.trace is not None:
+        require_format_with_ids(options.trace)
         workload = read_trace(options.trace, mode=Mode.WHOLE_BLOCKS)
         if not workload.has_ids:
             raise TraceHasNoIdsError(
@@ -258,6 +261,7 @@ def run_demo(
     plan = make_plan(options)
     check_writable(options.out)
     folder = options.folder or options.out / "backing"
+    made = not folder.exists()
     specs = {
         name: replay_spec(
             plan, device, prefetch=prefetch, capacity_bytes=capacity, seed=options.seed
@@ -297,6 +301,9 @@ def run_demo(
             progress=partial(progress, f"{name}, real bytes"),
         )
         runs.append(TierRun(name, wall, models[name], wholes[name] if cut else None))
+    if made and options.folder is None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # each run has removed its own in it
     options.out.mkdir(parents=True, exist_ok=True)
     plot = options.out / "demo.png"
     plot_demo(runs, plan, plot)

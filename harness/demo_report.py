@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from cxlbench.harness.metrics import Figures
+from cxlbench.harness.fidelity import WHAT_THEN
+from cxlbench.harness.metrics import Figures, Spread, TurnFigures
 from cxlbench.harness.model_check import MAX_MODEL_ERROR
 from cxlbench.harness.replay import ReplayResult
 
@@ -48,6 +49,10 @@ def report_text(result: DemoResult) -> str:
         for tier in result.tiers
         if tier.wall.fidelity is not None
     ]
+    if any(tier.wall.fidelity and not tier.wall.fidelity.trusted for tier in result.tiers):
+        lines.append(WHAT_THEN)
+    if not any(tier.wall.figures.block_read.count for tier in result.tiers):
+        lines.append("No tier was ever read from: take a longer trace, or a larger --budget.")
     runs = [run.figures for tier in result.tiers for run in tier.runs]
     wrong = sum(figures.wrong_blocks for figures in runs)
     checked = sum(tier.wall.figures.block_read.count for tier in result.tiers)
@@ -68,14 +73,15 @@ def _table(runs: Sequence[tuple[str, ReplayResult]]) -> str:
     turns = _turns(runs[0][1].figures)
     shown = turns if len(turns) <= 5 else [turns[0], *turns[1:8:2]]
     reading = [turn for turn in shown if turn > 1] or shown
+    shown = sorted({shown[0], shown[-1]}) if shown else shown
+    skipped = any(run.figures.skipped_blocks for _, run in runs)
     headers = [
-        "tier",
-        "hit\nrate",
-        *[f"read GB/s\nturn {turn}" for turn in reading],
-        "block read\np50 ms",
-        "\np99 ms",
-        *[f"TTFT s\nturn {turn}" for turn in shown],
-        "skipped\nstores",
+        "",
+        "hit\n%",
+        *_over("read GB/s, turn", [str(turn) for turn in reading]),
+        *_over("block read, ms", ["p50", "p99"]),
+        *_over("TTFT s, turn", [str(turn) for turn in shown]),
+        *["skipped\nstores"] * skipped,
     ]
     rows = []
     for name, run in runs:
@@ -84,20 +90,39 @@ def _table(runs: Sequence[tuple[str, ReplayResult]]) -> str:
         rows.append(
             [
                 name,
-                f"{figures.hit_rate:.1%}",
-                *[
-                    f"{by_turn[t].read_bytes_per_s / 1e9:.1f}" if t in by_turn else "-"
-                    for t in reading
-                ],
-                f"{figures.block_read.p50_s * 1e3:.2f}",
-                f"{figures.block_read.p99_s * 1e3:.1f}",
+                f"{figures.hit_rate * 100:.1f}",
+                *[_read_gbps(by_turn.get(turn)) for turn in reading],
+                *_read_ms(figures.block_read),
                 *[f"{by_turn[t].ttft.mean_s:.2f}" if t in by_turn else "-" for t in shown],
-                f"{figures.skipped_blocks}",
+                *[f"{figures.skipped_blocks}"] * skipped,
             ]
         )
     return tabulate(
         rows, headers=headers, stralign="right", colalign=("left",), disable_numparse=True
     )
+
+
+def _over(what: str, parts: Sequence[str]) -> list[str]:
+    """Return headers of columns that belong together: what they are stands over the first."""
+    lines = what.split(" ")
+    blank = "\n" * len(lines)
+    return ["\n".join([*lines, parts[0]]), *[blank + part for part in parts[1:]]]
+
+
+def _read_gbps(turn: TurnFigures | None) -> str:
+    if turn is None or not turn.block_read.count:
+        return "-"
+    return f"{turn.read_bytes_per_s / 1e9:.1f}"
+
+
+def _read_ms(read: Spread) -> list[str]:
+    if not read.count:
+        return ["-", "-"]
+    return [_three_digits(read.p50_s * 1e3), _three_digits(read.p99_s * 1e3)]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def _against(tiers: Sequence[TierRun]) -> str:
@@ -108,21 +133,27 @@ def _against(tiers: Sequence[TierRun]) -> str:
         rows.append(
             [
                 tier.name,
-                f"{real.p50_s * 1e3:.2f}",
-                f"{model.p50_s * 1e3:.2f}",
-                f"{check.p50:+.1%}",
-                f"{real.p90_s * 1e3:.2f}",
-                f"{model.p90_s * 1e3:.2f}",
-                f"{check.p90:+.1%}",
+                _three_digits(real.p50_s * 1e3),
+                _three_digits(model.p50_s * 1e3),
+                f"{check.p50 * 100:+.1f}",
+                _three_digits(real.p90_s * 1e3),
+                _three_digits(model.p90_s * 1e3),
+                f"{check.p90 * 100:+.1f}",
                 check.mark,
-                f"{tier.wall.figures.hit_rate:.1%} / {tier.virtual.figures.hit_rate:.1%}",
+                f"{tier.wall.figures.hit_rate * 100:.1f}",
+                f"{tier.virtual.figures.hit_rate * 100:.1f}",
             ]
         )
-    headers = ["tier", "p50 ms\nreal", "\nmodel", "\ndiff", "p90 ms\nreal", "\nmodel", "\ndiff"]
-    headers.append(f"within\n{MAX_MODEL_ERROR:.0%}")
+    headers = [
+        "",
+        *_over("p50 ms", ["real", "model", "diff %"]),
+        *_over("p90 ms", ["real", "model", "diff %"]),
+        f"within\n{MAX_MODEL_ERROR:.0%}",
+        *_over("hit %", ["real", "model"]),
+    ]
     return tabulate(
         rows,
-        headers=[*headers, "hit rate\nreal / model"],
+        headers=headers,
         stralign="right",
         colalign=("left",),
         disable_numparse=True,
@@ -193,7 +224,7 @@ def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     left.legend(frameon=False, fontsize=8)
     figure.suptitle(
-        f"{plan.workload.name}: {plan.footprint_bytes / GIB:.0f} GiB of KV on "
+        f"{plan.workload.name}: {plan.footprint_bytes / GIB:.1f} GiB of KV on "
         f"{plan.dram_bytes / GIB:g} GiB of DRAM (real bytes: points; model: dashes)",
         fontsize=10,
     )

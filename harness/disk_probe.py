@@ -17,6 +17,7 @@ import mmap
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -154,20 +155,35 @@ def fio_runner(fio: Path, file: Path, size_bytes: int) -> Runner:
 
     def run(pattern: Pattern, seconds: float) -> Rate:
         command = fio_command(fio, file, size_bytes, pattern, seconds)
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=60 + 5 * seconds, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise HostLimitError(f"fio did not end within {error.timeout:.0f} s") from error
-        if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
+        code, out, said = _run(command, timeout_s=60 + 5 * seconds)
+        if code:
+            last = (said or out).strip().splitlines()[-1:] or ["no message"]
             raise HostLimitError(
-                f"fio failed ({done.returncode}): {last[0]}; --no-fio uses the built-in probe"
+                f"fio failed ({code}): {last[0]}; --no-fio uses the built-in probe"
             )
-        return parse_fio(done.stdout, pattern)
+        return parse_fio(out, pattern)
 
     return run
+
+
+def _run(command: list[str], *, timeout_s: float) -> tuple[int, str, str]:
+    """Run fio; return exit code and output. Whatever ends this ends fio's own processes too."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise HostLimitError(f"fio did not end within {timeout_s:.0f} s") from error
+            raise
+    return process.returncode, out, said
 
 
 def parse_fio(text: str, pattern: Pattern) -> Rate:

@@ -68,8 +68,8 @@ class Examination:
 
     @property
     def ok(self) -> bool:
-        """Whether the main job can run here."""
-        return self.features[0].available
+        """Whether nothing is missing: neither the bench's own needs nor the folder."""
+        return all(finding.state is not State.MISSING for finding in self.findings)
 
 
 def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
@@ -102,7 +102,7 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
         late,
         _gpus(),
     )
-    usable = folder_finding.state is State.OK
+    usable = folder_finding.state is not State.MISSING
     features = (
         Feature("virtual time (replay, generate, statistics)", _python().state is State.OK, ""),
         Feature("real bytes in memory (replay --wall)", True, ""),
@@ -187,15 +187,20 @@ def _text(path: Path) -> str:
 def _folder(folder: Path) -> tuple[bool, Finding]:
     """Return whether ``folder`` does direct I/O, and what else it is good for."""
     name = f"folder {folder}"
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
     try:
-        free = shutil.disk_usage(folder).free
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="cxlbench-") as file:
+        free = shutil.disk_usage(there).free
+        with tempfile.NamedTemporaryFile(dir=there, prefix="cxlbench-") as file:
             direct = is_direct(Path(file.name))
     except OSError as error:
         return False, Finding(
             name, State.MISSING, f"cannot be used: {error.strerror or error}", "choose another"
         )
     text = f"{free / 2**30:.1f} GiB free, {'direct I/O' if direct else 'no direct I/O'}"
+    if there != folder.absolute():
+        text += f"; not there yet, a run would make it in {there}"
     fine = free >= MIN_FREE_BYTES
     return direct, Finding(
         name, State.OK if fine else State.NOTE, text, "" if fine else "use a larger --scale"

@@ -8,8 +8,9 @@ a whole second of transfers says nothing of bandwidth, and its line does not eit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -110,22 +111,55 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def measure(clock: Clock, pipes: Iterable[Pipe]) -> Fidelity:
-    """Judge a finished wall-clock run."""
-    late = np.asarray(clock.late_s) if len(clock.late_s) else np.zeros(1)
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """What one process kept of its timing: every lateness, s, and its pipes."""
+
+    late_s: _Floats
+    pipes: tuple[PipeFidelity, ...]
+
+
+def pacing(clock: Clock, pipes: Iterable[Pipe], *, origin_s: float = 0.0) -> Pacing:
+    """Return how a finished run went in this process; it began at ``origin_s`` of its clock."""
+    judged = (_judge(pipe, origin_s) for pipe in pipes)
+    return Pacing(np.array(clock.late_s), tuple(found for found in judged if found is not None))
+
+
+def save_pacing(folder: Path, name: str, found: Pacing) -> None:
+    """Leave a process's pacing where whoever started it looks for it."""
+    np.save(folder / f"{name}.pacing.npy", found.late_s)
+
+
+def load_pacing(folder: Path, name: str) -> Pacing | None:
+    """Return the lateness that a process left, and remove the file; None if it left none."""
+    path = folder / f"{name}.pacing.npy"
+    try:
+        late_s = np.load(path)
+    except (OSError, ValueError):
+        return None
+    path.unlink()
+    return Pacing(late_s, ())
+
+
+def judge(parts: Sequence[Pacing]) -> Fidelity:
+    """Judge a finished wall-clock run by all of its processes."""
+    late = np.concatenate([part.late_s for part in parts])
+    p50, p99 = np.percentile(late if len(late) else np.zeros(1), (50, 99))
     return Fidelity(
-        float(np.percentile(late, 50)),
-        float(np.percentile(late, 99)),
-        len(clock.late_s),
-        tuple(judged for pipe in pipes if (judged := _judge(pipe)) is not None),
+        float(p50), float(p99), len(late), tuple(pipe for part in parts for pipe in part.pipes)
     )
 
 
-def _judge(pipe: Pipe) -> PipeFidelity | None:
+def measure(clock: Clock, pipes: Iterable[Pipe]) -> Fidelity:
+    """Judge a finished wall-clock run of one process."""
+    return judge([pacing(clock, pipes)])
+
+
+def _judge(pipe: Pipe, origin_s: float) -> PipeFidelity | None:
     log = pipe.log
     if log is None or not len(log.nbytes):
         return None
-    due, done = np.asarray(log.due_s), np.asarray(log.done_s)
+    due, done = np.asarray(log.due_s) - origin_s, np.asarray(log.done_s) - origin_s
     sizes = np.asarray(log.nbytes, dtype=float)
     windows = int(max(due.max(), done.max()) / WINDOW_S) + 1
     edges: _Floats = np.arange(windows + 1, dtype=np.float64) * WINDOW_S

@@ -82,7 +82,8 @@ class GeneratorKnobs:
                 )
             least = LEAST.get(knob.name, 0)
             if knob.name != "seed" and not (least <= value < math.inf):
-                raise WorkloadError(f"{knob.name}={value}: must be finite, {least} or more")
+                finite = "" if whole else "finite and "
+                raise WorkloadError(f"{knob.name}={value}: must be {finite}{least} or more")
         if self.turn_input_growth == 0 or self.session_rate_per_s == 0:
             knob_name = "turn_input_growth" if self.turn_input_growth == 0 else "session_rate_per_s"
             raise WorkloadError(f"{knob_name}=0: must be above 0")

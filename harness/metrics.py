@@ -125,7 +125,12 @@ class Figures:
     timers_per_block: float
     callbacks_per_block: float
     injected: Mapping[str, int]
+    """By ``point kind``; 0 for what the fault plan holds and never happened."""
     held_at_rest: Mapping[str, int]
+    lost_blocks: int = 0
+    """Stored, and then not kept by a device whose SSDs refused them: misses."""
+    failed_writes: int = 0
+    """Writes that the SSDs, or the files under them, refused; tried again a few times."""
 
     @property
     def hit_rate(self) -> float:

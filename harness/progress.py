@@ -1,14 +1,15 @@
 """Progress of long work on a terminal's error stream.
 
-On a terminal a bar (tqdm); elsewhere a plain line every two seconds. Work that is over within two
-seconds prints nothing where there is no terminal. Nothing here ever writes to standard output,
-which may carry JSON.
+On a terminal a bar (tqdm); elsewhere, and where the cursor cannot be moved (TERM=dumb), a plain
+line every two seconds. Work that is over within two seconds prints nothing where there is no
+terminal. Nothing here ever writes to standard output, which may carry JSON.
 
 Units: whatever is counted; s of the host's clock.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from types import TracebackType
 from typing import IO, Any, Self
@@ -23,7 +24,7 @@ class Progress:
     def __init__(self, stream: IO[str], *, quiet_s: float | None = None) -> None:
         self._stream = stream
         self._quiet_s = QUIET_S if quiet_s is None else quiet_s
-        self._terminal = stream.isatty()
+        self._terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown_s = time.monotonic()
         self._what = ""
         self._bar: Any = None

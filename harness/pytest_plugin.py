@@ -26,22 +26,29 @@ def cxl_hm() -> Iterator[Callable[..., SmallTier]]:
     """Make emulated CXL-HM tiers; the options are those of ``SmallTier``."""
     from cxlbench.harness.small_tier import SmallTier
 
-    made: list[SmallTier] = []
+    class Watched(SmallTier):
+        """A tier that tells what it held when it was closed, also if the test closes it."""
+
+        def close(self) -> None:
+            if self.closed:
+                return
+            try:
+                held = self.at_rest()
+            finally:
+                super().close()
+            leaks.extend(f"tier {made.index(self)}: {name} {n}" for name, n in held.items())
+
+    made: list[Watched] = []
+    leaks: list[str] = []
 
     def make(**options: Any) -> SmallTier:
-        tier = SmallTier(**options)
+        tier = Watched(**options)
         made.append(tier)
         return tier
 
     yield make
-    leaks = []
-    for number, tier in enumerate(made):
-        if tier.closed:
-            continue
-        try:
-            leaks += [f"tier {number}: {name} {n}" for name, n in tier.at_rest().items()]
-        finally:
-            tier.close()
+    for tier in made:
+        tier.close()
     if leaks:
         pytest.fail("still held at the end of the test: " + ", ".join(leaks), pytrace=False)
 
@@ -59,7 +66,12 @@ def fault_plan(request: pytest.FixtureRequest) -> Callable[..., FaultPlan]:
         if seed is None:
             digest = hashlib.sha256(request.node.nodeid.encode()).digest()
             seed = int.from_bytes(digest[:4], "little")
-        made = [rule if isinstance(rule, FaultRule) else FaultRule(**rule) for rule in rules]
+        made = [
+            rule
+            if isinstance(rule, FaultRule)
+            else FaultPlan.parse({"fault": [dict(rule)]}).rules[0]
+            for rule in rules
+        ]
         return FaultPlan(tuple(made), seed)
 
     return make

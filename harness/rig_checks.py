@@ -6,7 +6,7 @@ object, see ``rig.py``), and whether this host has the memory.
 
 from __future__ import annotations
 
-from cxlbench.devices.profile import scaled_bytes
+from cxlbench.devices.profile import CmmHProfile, CxlHmProfile, scaled_bytes
 from cxlbench.harness.requests import WorkloadError
 from cxlbench.harness.rig import BlockTooLargeError, RigSpec, scaled_block_bytes
 from cxlbench.harness.tables import size
@@ -17,6 +17,9 @@ MOST_DEVICES = 256
 
 MOST_NODES = 1 << 16
 """Likewise two bytes for the number of a node."""
+
+MOST_DRIFT = 0.05
+"""How much longer than at full size a scale may make a block's transfers before a run says so."""
 
 
 class RigSpecError(WorkloadError):
@@ -48,6 +51,10 @@ def check_rig(spec: RigSpec) -> None:
         )
     if spec.device_capacity_bytes is None:
         return
+    if spec.device_capacity_bytes < 1:
+        raise RigSpecError(
+            f"device_capacity_bytes={spec.device_capacity_bytes}: must be at least 1"
+        )
     capacity = scaled_bytes(spec.device_capacity_bytes, spec.scale, what="the capacity of a device")
     needed = object_extent_bytes(block_bytes)
     if capacity < needed:
@@ -59,9 +66,24 @@ def check_rig(spec: RigSpec) -> None:
         )
 
 
-def footer_share(spec: RigSpec) -> float:
-    """Return how much longer a block's transfers take at this scale than at full size, as a share.
+def scale_drift(spec: RigSpec) -> str | None:
+    """Return what makes full-size figures depend on the scale of ``spec``; None if little does.
 
-    A footer is a page of its own at any scale, beside a payload that is divided by the scale.
+    Pages do not scale. A CMM-H caches and refills the footer of a block as a page of its own,
+    beside a payload that is divided by the scale. A CXL-HM's block that has fewer pages than the
+    device has SSDs is read from a part of them.
     """
-    return PAGE_BYTES / scaled_block_bytes(spec) - PAGE_BYTES / spec.block_bytes
+    block_bytes = scaled_block_bytes(spec)
+    pages = -(-block_bytes // PAGE_BYTES)
+    longer = PAGE_BYTES / block_bytes - PAGE_BYTES / spec.block_bytes
+    if isinstance(spec.device, CmmHProfile) and longer > MOST_DRIFT:
+        return (
+            f"the footer of a block, a page of its own in the cache, makes misses up to "
+            f"{longer:.0%} longer"
+        )
+    if isinstance(spec.device, CxlHmProfile) and spec.scale > 1 and pages < spec.device.ssd_count:
+        return (
+            f"a block is {pages} page(s) and lies on so many of the {spec.device.ssd_count} SSDs: "
+            "they read at a part of their bandwidth"
+        )
+    return None

@@ -1,15 +1,16 @@
 """The main programs of a deployment's processes: Master, and one node with its devices.
 
-``python -m cxlbench.harness.service_main master|node RUN_DIR [NUMBER]``, started by
-``cxlbench up``. Each holds a lock in the run directory, so that a second one of its kind says so
-and ends, and a socket file that a dead one left is no obstacle. Each ends on SIGTERM or Ctrl-C,
-closes what it opened, and (on Linux) ends with the process that started it.
+``python -m cxlbench.harness.service_main master|node RUN_DIR [NUMBER [PARENT]]``, started by
+``cxlbench up`` (whose process id is PARENT). Each holds a lock in the run directory, so that a
+second one of its kind says so and ends, and a socket file that a dead one left is no obstacle. Each
+ends on SIGTERM or Ctrl-C, closes what it opened, and (on Linux) ends with PARENT.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import secrets
 import signal
 import sys
@@ -24,9 +25,12 @@ from cxlbench.emu.fabric import Fabric
 from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import Arena, page_ceil
+from cxlbench.emu.numa import bind_memory, bind_threads
 from cxlbench.emu.shared_memory import SharedSegment
 from cxlbench.emu.status import HostLimitError
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec, load_spec
+from cxlbench.harness.fidelity import pacing, save_pacing
+from cxlbench.harness.io_jobs import counters_of
 from cxlbench.harness.rig import DeviceSite, make_device, segment_bytes
 from cxlbench.hymcache.kv_manager import KvManager
 from cxlbench.hymcache.master import Master
@@ -44,21 +48,29 @@ EXIT_TROUBLE = 2
 def only_one(run_dir: Path, role: str) -> Iterator[None]:
     """Hold the lock of a role; raises ``DeploymentError`` if another process has it."""
     path = run_dir / f"{role}.lock"
-    with path.open("w") as lock:
+    with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DeploymentError([f"{role} is running in {run_dir} already"]) from None
+            lock.seek(0)
+            raise DeploymentError(
+                [f"{role} is running in {run_dir} already, as process {lock.read().strip()}"]
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         yield
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to end this process when the one that started it ends (Linux)."""
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     with_errno = ctypes.CDLL(None, use_errno=True)
     with_errno.prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("whoever started this process has ended meanwhile")
 
 
 async def _until_told(clock: WallClock) -> None:
@@ -78,7 +90,7 @@ async def _until_told(clock: WallClock) -> None:
 def run_master(spec: DeploymentSpec) -> None:
     """Serve Master until told to end."""
     compile_kernels()
-    clock = WallClock(shared=True)
+    clock = WallClock(shared=True, record=spec.record)
 
     def make_master(objects_per_node: int) -> Master:
         return Master(
@@ -108,9 +120,13 @@ def run_master(spec: DeploymentSpec) -> None:
 
 def run_node(spec: DeploymentSpec, number: int) -> None:
     """Serve one node until told to end; what an earlier one left in its files is found first."""
-    clock = WallClock(shared=True)
+    if spec.numa_node is not None:
+        bind_threads(spec.numa_node)
+    clock = WallClock(shared=True, record=spec.record)
     with clock, ExitStack() as stack:
         clock.run(_Node(clock, spec, number, stack).serve())
+    if spec.record:
+        save_pacing(spec.run_dir, f"node{number}", pacing(clock, ()))
 
 
 class _Node:
@@ -136,7 +152,17 @@ class _Node:
         )
         self.segments.append(segment)
         self.stack.callback(segment.close)
-        return segment.arena()
+        try:
+            arena = segment.arena()
+        except HostLimitError as error:
+            if not spec.hugetlb:
+                raise
+            raise HostLimitError(
+                f"{error}: has this host so many free huge pages (vm.nr_hugepages)?"
+            ) from error
+        if spec.numa_node is not None:
+            bind_memory(arena.array, spec.numa_node)
+        return arena
 
     async def serve(self) -> None:
         spec, clock, number = self.spec, self.clock, self.number
@@ -165,6 +191,7 @@ class _Node:
             prefetch=spec.prefetch,
             reserve_deadline_s=spec.deadline_s,
             segment_bytes=segment_bytes(devices[0].capacity_bytes, block),
+            first_token=secrets.randbits(48),
         )
         if spec.folder is not None:
             manager.restore(await self._found(devices))
@@ -186,6 +213,7 @@ class _Node:
             read_path=[nic.tx],
             write_path=[nic.rx],
             latency_s=nic.latency_s,
+            first_serial=secrets.randbits(48) + 1,
         )
         server = NodeServer(
             clock,
@@ -195,6 +223,7 @@ class _Node:
             master_endpoint=spec.endpoint("master"),
             epoch=secrets.randbits(62),
             max_objects=sum(d.capacity_bytes // object_extent_bytes(block) for d in devices),
+            device_figures=lambda: _figures(devices),
         )
         try:
             await _until_told(clock)
@@ -211,11 +240,21 @@ class _Node:
         return found
 
 
+def _figures(devices: list[MemoryDevice]) -> dict[str, int]:
+    """Return what ``status`` shows of the devices: what they could not keep."""
+    counts = [counters_of(device) for device in devices]
+    failed = ("flush_failed", "write_back_failed")
+    return {
+        "blocks lost": sum(count.get("lost", 0) for count in counts),
+        "failed writes": sum(count.get(name, 0) for count in counts for name in failed),
+    }
+
+
 def main(arguments: list[str]) -> int:
     """Run the process that the arguments name; return its exit code."""
     role, run_dir = arguments[0], Path(arguments[1])
     number = int(arguments[2]) if len(arguments) > 2 else 0
-    die_with_parent()
+    die_with_parent(int(arguments[3]) if len(arguments) > 3 else os.getppid())
     try:
         spec = load_spec(run_dir)
         with only_one(run_dir, role if role == "master" else f"node{number}"):

@@ -24,6 +24,7 @@ from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import Bytes
 from cxlbench.harness.held_clock import HeldVirtualClock, HeldWallClock
 from cxlbench.harness.rig import Rig, RigSpec
+from cxlbench.harness.rig_checks import check_rig
 from cxlbench.hymcache.connector import HyMCacheConnector
 from cxlbench.hymcache.kv_manager import KvManager
 from cxlbench.hymcache.master import Master
@@ -45,6 +46,7 @@ class SmallTier:
 
     Raises (from the constructor):
         ProfileError, ScaleError: the device cannot be made so.
+        RigSpecError, BlockTooLargeError: a count or a capacity is none that a tier can have.
         HostLimitError: this host has no such folder or memory.
     """
 
@@ -61,32 +63,34 @@ class SmallTier:
         nodes: int = 1,
         devices_per_node: int = 1,
         verify: Verify = Verify.FULL,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         seed: int = 0,
     ) -> None:
         if folder is not None and not wall:
             raise ValueError("files take real time: use wall=True with a folder")
         self.faults = faults or FaultPlan.none()
-        self.clock = HeldWallClock() if wall else HeldVirtualClock()
         device = load_as(
             CxlHmProfile, profile, overrides={"dram_capacity": DRAM, **(overrides or {})}
         )
+        spec = RigSpec(
+            device=device,
+            block_bytes=16 << 20,
+            nodes=nodes,
+            devices_per_node=devices_per_node,
+            device_capacity_bytes=capacity_bytes,
+            prefetch=prefetch,
+            verify=verify,
+            scale=scale,
+            seed=seed,
+        )
+        check_rig(spec)
+        self.clock = HeldWallClock() if wall else HeldVirtualClock()
         try:
             self.rig = Rig(
                 self.clock,
-                RigSpec(
-                    device=device,
-                    block_bytes=16 << 20,
-                    nodes=nodes,
-                    devices_per_node=devices_per_node,
-                    device_capacity_bytes=capacity_bytes,
-                    prefetch=prefetch,
-                    verify=verify,
-                    scale=scale,
-                    seed=seed,
-                ),
+                spec,
                 phantom=False,
-                folder=folder,
+                folder=None if folder is None else Path(folder),
                 faults=self.faults,
             )
         except BaseException:
@@ -130,8 +134,15 @@ class SmallTier:
         """Store the consecutive blocks of one chain, all of one size, heads first."""
         digests = [as_key(key) for key in keys]
         buffers: list[Bytes] = [np.frombuffer(block, dtype=np.uint8) for block in blocks]
-        self._sizes.update(zip(digests, map(len, blocks), strict=True))
-        return self.drive(self._store(digests, buffers))
+        if len(digests) != len(buffers):
+            raise ValueError(f"{len(digests)} keys for {len(buffers)} blocks: one each")
+        if not digests:
+            return []
+        results = self.drive(self._store(digests, buffers))
+        for digest, buffer, result in zip(digests, buffers, results, strict=True):
+            if result is KeyResult.STORED:  # any other leaves what the tier had, and its size
+                self._sizes[digest] = buffer.nbytes
+        return results
 
     async def _store(self, keys: list[bytes], buffers: list[Bytes]) -> list[KeyResult]:
         request = self._next()
@@ -150,6 +161,8 @@ class SmallTier:
     def load_chain(self, keys: Sequence[Key]) -> list[bytes]:
         """Return the leading blocks of a chain that the tier delivers, each verified."""
         digests = [as_key(key) for key in keys]
+        if not digests:
+            return []
         return self.drive(self._load(digests, self._sizes.get(digests[0], 1)))
 
     async def _load(self, keys: list[bytes], size_bytes: int) -> list[bytes]:
@@ -174,7 +187,14 @@ class SmallTier:
     # -- looking after it -----------------------------------------------------------------------
 
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the tier's clock to its end, and return its result."""
+        """Run a coroutine on the tier's clock to its end, and return its result.
+
+        Raises:
+            ValueError: the tier is closed.
+        """
+        if self.closed:
+            work.close()
+            raise ValueError("the tier is closed; make another one")
         return self.clock.drive(work)
 
     def settle(self) -> None:
@@ -194,10 +214,10 @@ class SmallTier:
         """End the tier and remove its files; a second call does nothing."""
         if self.closed:
             return
-        self.closed = True
         try:
             self.drive(self.rig.close())
         finally:
+            self.closed = True
             self.clock.close()
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from cxlbench.devices.units import Dimension, format_base
-from cxlbench.harness.metrics import OTHER_TURNS, Figures, TurnFigures
+from cxlbench.harness.metrics import OTHER_TURNS, Figures, Spread, TurnFigures
 
 Cell = str | int
 
@@ -60,16 +60,16 @@ def turn_table(turns: Sequence[TurnFigures]) -> str:
     """Return a replay's figures by turn of the conversations."""
     headers = [
         "turn",
-        "requests",
-        "blocks\nseen before",
+        "reqs",
+        "seen\nblks",
         "GPU\nhits",
         "tier\nhits",
-        "hit rate\n%",
+        "hit\nrate\n%",
         "read\nGB/s",
-        "block read\np50 ms",
-        "\np99 ms",
-        "TTFT\np50 ms",
-        "\np99 ms",
+        "block\nread\nms\np50",
+        "\n\n\np99",
+        "TTFT\nms\np50",
+        "\n\np99",
     ]
     rows = [
         [
@@ -100,12 +100,15 @@ def totals_listing(figures: Figures) -> str:
         ("blocks from the GPU", f"{figures.gpu_blocks:,}"),
         (
             "blocks from the tier",
-            f"{figures.tier_blocks:,} of {figures.announced_blocks:,} announced, "
-            f"{size(figures.read_bytes)}",
+            f"{figures.tier_blocks:,} of {figures.announced_blocks:,} announced; "
+            f"{size(figures.read_bytes)} read",
         ),
-        ("block read ms", f"p50 {ms(read.p50_s)}, p90 {ms(read.p90_s)}, p99 {ms(read.p99_s)}"),
-        ("TTFT ms", f"p50 {ms(ttft.p50_s, 1)}, p90 {ms(ttft.p90_s, 1)}, p99 {ms(ttft.p99_s, 1)}"),
-        ("blocks stored", f"{figures.stored_blocks:,}, evicted later {figures.evicted_blocks:,}"),
+        ("block read ms", _spread(read, 2)),
+        ("TTFT ms", _spread(ttft, 1)),
+        (
+            "blocks stored",
+            f"{figures.stored_blocks:,}, evicted or dropped later {figures.evicted_blocks:,}",
+        ),
         (
             "stores refused",
             f"{figures.skipped_blocks:,}, stored in a later turn {figures.recovered_blocks:,}",
@@ -117,6 +120,13 @@ def totals_listing(figures: Figures) -> str:
             f"failed {figures.failed_loads:,}",
         ),
     ]
+    if figures.lost_blocks or figures.failed_writes:
+        rows.append(
+            (
+                "lost by the devices",
+                f"{figures.lost_blocks:,} blocks, {figures.failed_writes:,} writes to SSDs failed",
+            )
+        )
     if figures.injected:
         faults = ", ".join(f"{name} {count:,}" for name, count in sorted(figures.injected.items()))
         rows.append(("faults injected", faults))
@@ -124,6 +134,19 @@ def totals_listing(figures: Figures) -> str:
     rows.append(("wrong blocks", figures.wrong_blocks))
     rows.append(("held at rest", held or "nothing"))
     return listing(rows)
+
+
+def _spread(spread: Spread, digits: int) -> str:
+    """Return percentiles in ms; "-" where nothing was measured."""
+    if not spread.count:
+        return "-"
+    named = (("p50", spread.p50_s), ("p90", spread.p90_s), ("p99", spread.p99_s))
+    return ", ".join(f"{name} {ms(seconds, digits)}" for name, seconds in named)
+
+
+def plural(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 block``, ``3,650 blocks``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def left_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

@@ -13,13 +13,13 @@ from cxlbench.emu.user_objects import UserObjectError, load_callable
 from cxlbench.harness.rig import DeviceMaker, DeviceSite
 from cxlbench.kv.device import MemoryDevice
 
-ON_A_DEVICE = tuple(
-    sorted(
+ON_A_DEVICE = sorted(
+    {
         name
         for kind in MemoryDevice.__mro__
         for name in {**vars(kind), **vars(kind).get("__annotations__", {})}
         if not name.startswith("_")
-    )
+    }
 )
 """What a device must have: methods and attributes of the protocol."""
 
@@ -36,7 +36,7 @@ def load_user_device(spec: str) -> DeviceMaker:
     @functools.wraps(make)
     def maker(clock: Clock, site: DeviceSite) -> MemoryDevice:
         try:
-            device = make(clock, site)
+            device: MemoryDevice = make(clock, site)
         except (AttributeError, LookupError, NameError, TypeError) as error:
             hint = (
                 "; it is a class: name a function that makes one of it"

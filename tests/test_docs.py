@@ -8,6 +8,7 @@ command line itself, options and values, without being run.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -23,6 +24,8 @@ from cxlbench.harness.cli.group import (
     BAD_INPUT,
     BAR_MISSED,
     INTERRUPTED,
+    OUTPUT_CLOSED,
+    TERMINATED,
     TIMING_NOT_KEPT,
     WRONG_DATA,
 )
@@ -149,6 +152,29 @@ def test_every_cheap_command_shown_runs(tmp_path, monkeypatch):
     assert len(ran) >= 5
 
 
+def test_the_readmes_examples_show_what_it_says(tmp_path, monkeypatch):
+    """Devices and DRAM that are compared there differ in their answers, as much as is said."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "README.md").read_text()
+    replays, jobs = [], []
+    for command in shown(ROOT / "README.md"):
+        program, *words = shlex.split(command)
+        if program != "cxlbench" or words[0] not in ("generate", "replay", "io"):
+            continue
+        ran = CliRunner().invoke(main, [*words, "--json"])
+        assert ran.exit_code == 0, f"{command}: {ran.output}"
+        document = json.loads(ran.stdout)
+        if words[0] == "replay":
+            turns = {turn["turn"]: turn for turn in document["figures"]["turns"]}
+            replays.append(turns[4]["read_bytes_per_s"] / 1e9)
+        elif words[0] == "io":
+            jobs.append(document["read"]["bytes_per_s"] / 1e9)
+    staged, cached = replays
+    assert f"at {staged:.0f} GB/s in turn 4, the second at {cached:.1f}" in text
+    assert "{:.1f}, {:.1f} and {:.1f} GB/s".format(*jobs) in text
+    assert jobs[1] < 0.25 * jobs[0] < jobs[2]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -168,13 +194,15 @@ def test_a_command_that_is_wrong_would_be_noticed(wrong):
 def test_the_command_lines_page_has_every_exit_code_and_says_what_demo_does():
     """What happens is tested in ``tests/harness/test_cli_json.py`` and ``test_cli_bench.py``."""
     text = " ".join((ROOT / "docs" / "cli.md").read_text().split())
-    rows = dict(re.findall(r"\| (\d+) \| ([^|]+) \|", text))
+    rows = dict(re.findall(r"\| (\d+)(?:, \d+)? \| ([^|]+) \|", text))
     assert {int(code) for code in rows} == {
         0,
         WRONG_DATA,
         BAD_INPUT,
         TIMING_NOT_KEPT,
         INTERRUPTED,
+        TERMINATED,
+        OUTPUT_CLOSED,
     }
     assert "`bench --strict`" in rows[str(BAR_MISSED)]
     assert "`replay --wall` or `io --wall` did not keep its timing" in rows[str(TIMING_NOT_KEPT)]

@@ -9,6 +9,8 @@ import click
 from cxlbench.harness.cli.options import FOLDER, POSITIVE, SIZE, examples, json_option
 from cxlbench.harness.cli.output import Output
 
+LEAST_BYTES = 1 << 20
+
 
 @click.command(
     short_help="Measure what the disk under a folder can feed.",
@@ -18,12 +20,20 @@ from cxlbench.harness.cli.output import Output
 )
 @click.option("--folder", type=FOLDER, default=Path(), help="What is measured. [default: here]")
 @click.option(
-    "--seconds", type=POSITIVE, default=20, show_default=True, help="For all patterns together."
+    "--seconds",
+    type=POSITIVE,
+    default=20,
+    show_default=True,
+    help="For all patterns together; fio takes at least 1 s for each of 16 (4 with --quick).",
 )
 @click.option("--fio/--no-fio", "use_fio", default=True, help="Use fio if it is installed.")
 @click.option("--quick", is_flag=True, help="1 MiB sequential only: what decides the scale.")
 @click.option(
-    "--size", type=SIZE, default="256MiB", show_default=True, help="Of the file that is used."
+    "--size",
+    type=SIZE,
+    default="256MiB",
+    show_default=True,
+    help="Of the file that is used, at least 1MiB.",
 )
 @json_option
 def calibrate(
@@ -34,6 +44,9 @@ def calibrate(
     Reads and writes, also mixed, of 1 MiB and 4 KiB, sequential and random, past the page cache
     where possible. The figures are remembered: `replay --wall` refuses a run that the host was
     measured not to feed.
+
+    Exit codes: 0 measured and remembered; 2 a bad option, the folder cannot be measured, or the
+    figures (printed all the same) cannot be remembered.
     """
     import math
 
@@ -44,6 +57,11 @@ def calibrate(
     from cxlbench.harness.tables import size as size_text
 
     output = Output(as_json=as_json)
+    if size < LEAST_BYTES:
+        raise click.BadParameter(
+            f"{size_text(size)} holds no block of {size_text(LEAST_BYTES)}: use 1MiB or more",
+            param_hint="--size",
+        )
     if use_fio and find_fio() is None:
         output.note(HOW_TO_GET_FIO)
     with output.progress() as progress:
@@ -92,5 +110,5 @@ def calibrate(
             ],
         )
     )
-    output.say(f"remembered in {calibration.cache_file()}")
     output.document({"calibration": found, "required_scale": dict(devices)})
+    output.say(f"remembered in {calibration.remember(found)}")

@@ -13,6 +13,7 @@ from cxlbench.harness.cli.options import (
     POSITIVE,
     examples,
     json_option,
+    refuse_idle,
     scale_option,
     seed_option,
 )
@@ -69,6 +70,8 @@ def demo(
     from cxlbench.harness.results import write_run
 
     output = Output(as_json=as_json)
+    if trace is None:
+        refuse_idle(("budget_s",), "it is the part of a --trace that runs on real bytes")
     options = DemoOptions(
         trace=trace,
         budget_s=budget_s,

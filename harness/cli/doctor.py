@@ -24,7 +24,8 @@ from cxlbench.harness.cli.output import Output
 def doctor(folder: Path, as_json: bool) -> None:
     """Look at this host and say which features it can run.
 
-    Exit codes: 0 the bench runs here; 2 something that it needs is missing.
+    Exit codes: 0 the bench runs here; 2 something that it needs is missing, or the folder cannot be
+    used.
     """
     from cxlbench.harness.doctor import examine
     from cxlbench.harness.tables import left_table

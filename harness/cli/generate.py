@@ -11,7 +11,7 @@ import click
 
 from cxlbench.harness.cli.options import FILE, examples, json_option
 from cxlbench.harness.cli.output import Output
-from cxlbench.harness.generator import WHOLE_KNOBS, GeneratorKnobs
+from cxlbench.harness.generator import LEAST, WHOLE_KNOBS, GeneratorKnobs
 
 KNOB_HELP = {
     "sessions": "Number of conversations.",
@@ -34,15 +34,23 @@ KNOB_HELP = {
 }
 
 
+def _type(name: str) -> Any:
+    """Return click's type of a knob."""
+    if name == "seed":
+        return click.IntRange(min=0)
+    return int if name in WHOLE_KNOBS else float
+
+
 def _knob_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for knob in reversed(dataclasses.fields(GeneratorKnobs)):
+        least = LEAST.get(knob.name, 0)
         function = click.option(
             f"--{knob.name.replace('_', '-')}",
             knob.name,
-            type=int if knob.name in WHOLE_KNOBS else float,
+            type=_type(knob.name),
             default=knob.default,
             show_default=knob.default is not None,
-            help=KNOB_HELP[knob.name],
+            help=f"{KNOB_HELP[knob.name]}{f' At least {least}.' if least else ''}",
         )(function)
     return function
 
@@ -66,6 +74,8 @@ def generate(out: Path, as_json: bool, **knobs: Any) -> None:
     from cxlbench.harness.traces import write_workload
 
     output = Output(as_json=as_json)
+    if str(out) == "-":
+        raise click.BadParameter("'-' is no file; /dev/stdout is standard output", param_hint="OUT")
     with output.progress() as progress:
         workload = make(GeneratorKnobs(**knobs), name=out.name.partition(".")[0], progress=progress)
         write_workload(

@@ -6,16 +6,16 @@ exit code 2; anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any
 
 import click
-from click.utils import PacifyFlushWrapper
 
 import cxlbench as package
 
@@ -45,25 +45,32 @@ USER_ERRORS = (
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a run as Ctrl-C does: its files are removed."""
+    """SIGTERM or SIGHUP, which end a run as Ctrl-C does: its files are removed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise ``Terminated`` meanwhile, where this thread may say so."""
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise ``Terminated`` meanwhile, where this thread may say so."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        raise Terminated(number)
 
+    before = {}
     try:
-        before = signal.signal(signal.SIGTERM, end)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup stays what it is
+                before[number] = signal.signal(number, end)
     except ValueError:  # not the main thread
-        yield
-        return
+        pass
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class UserError(click.ClickException):
@@ -92,23 +99,20 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            with ended_by_sigterm():
+            with ended_by_signals():
                 return super().invoke(ctx)
         except BrokenPipeError:
-            # Whoever read our output has gone, and nothing may be said at exit either.
-            sys.stdout = cast("TextIO", PacifyFlushWrapper(sys.stdout))
-            sys.stderr = cast("TextIO", PacifyFlushWrapper(sys.stderr))
+            # Whoever read our output has gone, and what is left of it may not fail at exit either.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nowhere, stream.fileno())
             ctx.exit(OUTPUT_CLOSED)
         except (KeyboardInterrupt, click.Abort) as error:
             if ctx.params.get("debug"):
                 raise
-            ended = isinstance(error, Terminated)
-            click.echo(
-                f"{'terminated' if ended else 'interrupted'}; backing files are removed, no result "
-                "was written",
-                err=True,
-            )
-            ctx.exit(TERMINATED if ended else INTERRUPTED)
+            how = "terminated" if isinstance(error, Terminated) else "interrupted"
+            click.echo(f"{how}; backing files are removed, no result was written", err=True)
+            ctx.exit(error.exit_code if isinstance(error, Terminated) else INTERRUPTED)
         except MemoryError as error:
             if ctx.params.get("debug"):
                 raise

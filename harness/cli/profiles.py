@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -9,7 +11,7 @@ import click
 from cxlbench.harness.cli.options import FOLDER, SCALE, examples, json_option, set_option
 from cxlbench.harness.cli.output import Output
 
-SHOWN_SOURCE = 70
+LEAST_WIDTH = 80
 
 
 @click.group(
@@ -24,6 +26,7 @@ def profiles() -> None:
 
 @profiles.command(
     "list",
+    short_help="List them.",
     epilog=examples(
         "cxlbench profiles list",
     ),
@@ -44,6 +47,7 @@ def list_command(folder: Path | None, as_json: bool) -> None:
 
 @profiles.command(
     "show",
+    short_help="Show one with its sources.",
     epilog=examples(
         "cxlbench profiles show pm1743-class",
         "cxlbench profiles show cxl-hm-prototype --scale 128",
@@ -51,30 +55,36 @@ def list_command(folder: Path | None, as_json: bool) -> None:
     ),
 )
 @click.argument("name")
+@click.option("--in", "folder", type=FOLDER, help="A folder with profiles of your own.")
 @set_option
 @click.option("--scale", type=SCALE, default=1, help="Show the numbers at this scale too.")
 @json_option
-def show_command(name: str, overrides: dict[str, str], scale: float, as_json: bool) -> None:
+def show_command(
+    name: str, folder: Path | None, overrides: dict[str, str], scale: float, as_json: bool
+) -> None:
     """Show a profile, by NAME or by the path of its file: every number, statistic and source.
 
-    Numbers without a source are marked as assumptions.
+    Numbers without a source are marked as assumptions, those of --set as overrides. On a terminal
+    sources are cut to its width.
     """
     from cxlbench.devices.profile import describe_profile, load_profile, scale_profile
     from cxlbench.harness.tables import left_table
 
     out = Output(as_json=as_json)
-    profile = scale_profile(load_profile(name, overrides=overrides), scale)
+    profile = scale_profile(load_profile(name, overrides=overrides, folder=folder), scale)
     rows = describe_profile(profile)
     out.say(f"{profile.name} ({profile.kind}): {profile.description}")
     out.say()
-    out.say(
-        left_table(
-            ("number", "value", "statistic", "", "source"),
-            [(row.name, row.value, row.statistic, row.mark, _cut(row.source)) for row in rows],
-        )
-    )
-    if any(len(row.source) > SHOWN_SOURCE for row in rows):
-        out.say("\nSources are cut; --json has them whole.")
+    headers = ("number", "value", "statistic", "mark", "source")
+    cells = [(row.name, row.value, row.statistic, row.mark, row.source) for row in rows]
+    text = left_table(headers, cells)
+    if sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns, LEAST_WIDTH)
+        lines = [_cut(line, width) for line in text.splitlines()]
+        if lines != text.splitlines():
+            lines.append("\nLines are cut to the terminal; --json, or a file, has them whole.")
+        text = "\n".join(lines)
+    out.say(text)
     out.document(
         {
             "name": profile.name,
@@ -86,5 +96,5 @@ def show_command(name: str, overrides: dict[str, str], scale: float, as_json: bo
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_SOURCE else text[: SHOWN_SOURCE - 1] + "…"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -13,24 +13,55 @@ from cxlbench.harness.cli.options import (
     COUNT,
     FILE,
     FOLDER,
-    POSITIVE,
+    SEED_HELP,
     SIZE,
+    ZERO_OR_MORE,
+    FiniteRange,
     examples,
     folder_option,
+    given,
     json_option,
+    refuse_idle,
     scale_option,
-    seed_option,
+    seed_option_for,
     set_option,
 )
 from cxlbench.harness.cli.output import Output
 from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, replay_trace
 
+OF_A_REPLAY = (
+    "device",
+    "overrides",
+    "accelerator",
+    "workers",
+    "nodes",
+    "devices",
+    "capacity",
+    "prefetch",
+    "gpu_blocks",
+    "gpu_kv",
+    "open_loop",
+    "think_cap_s",
+    "speed",
+    "wall",
+    "folder",
+    "scale",
+    "verify",
+    "faults",
+    "unchecked",
+    "seed",
+)
+"""What ``--statistics``, which replays nothing, has no use for."""
+
+OF_STATISTICS = ("policy", "order", "at")
+SPEED = FiniteRange(min=1e-3, max=1e6)
+
 
 @click.command(
     short_help="Replay a trace on an emulated tier.",
     epilog=examples(
-        "cxlbench replay chat.jsonl.gz",
-        "cxlbench replay chat.jsonl.gz --device cmm-h-256g --set dram_capacity=32GiB",
+        "cxlbench replay chat.jsonl.gz --gpu-blocks 8",
+        "cxlbench replay chat.jsonl.gz --gpu-blocks 8 --device cmm-h-256g --set dram_capacity=1GiB",
         "cxlbench replay chat.jsonl.gz --wall --folder /mnt/nvme --closed-loop --sessions 4",
         "cxlbench replay chat.jsonl.gz --faults plan.toml --json",
         "cxlbench replay chat.jsonl.gz --statistics --at 16GiB --at 64GiB",
@@ -71,12 +102,12 @@ from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, re
 @click.option(
     "--think-cap",
     "think_cap_s",
-    type=click.FloatRange(min=0),
+    type=ZERO_OR_MORE,
     default=60,
     show_default=True,
     help="Longest think time in a closed loop, s.",
 )
-@click.option("--speed", type=POSITIVE, default=1, show_default=True, help="Of arrivals.")
+@click.option("--speed", type=SPEED, default=1, show_default=True, help="Of arrivals.")
 @click.option("--wall/--virtual", default=False, help="Real bytes in real time. [default: virtual]")
 @folder_option
 @scale_option(f"[default: 1, with --wall {WALL_SCALE}]")
@@ -89,7 +120,9 @@ from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, re
 )
 @click.option("--faults", type=FILE, help="A fault plan (TOML): what goes wrong, by seed.")
 @click.option(
-    "--unchecked", is_flag=True, help="Run though the calibration says the host cannot feed it."
+    "--unchecked",
+    is_flag=True,
+    help="With --folder: run though the calibration says the host cannot feed it.",
 )
 @click.option("--statistics", is_flag=True, help="Do not replay; count the trace's reuse.")
 @click.option(
@@ -108,7 +141,7 @@ from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, re
     "--policy",
     default="lru",
     show_default=True,
-    help="Of that cache: lru, fifo, clock, s3-fifo, or your own module:object.",
+    help="Of that cache: lru, fifo, clock, s3fifo, or your own module:object.",
 )
 @click.option(
     "--order",
@@ -122,9 +155,12 @@ from cxlbench.harness.cli.replay_run import WALL_SCALE, Options, count_reuse, re
     type=FOLDER,
     help="For result.json and run.json, and a plot, replay.png. [default: results/replay, no plot]",
 )
-@seed_option
+@seed_option_for(
+    f"{SEED_HELP} Contents and keys are drawn from it; if it is given, a fault plan's draws too, "
+    "in place of the seed in its file."
+)
 @json_option
-def replay(open_loop: bool, **given: Any) -> None:
+def replay(open_loop: bool, **values: Any) -> None:
     """Replay TRACE on an emulated tier, verify all it reads, and print figures by turn.
 
     In virtual time (default) a run at full size takes seconds, and the same seed gives the same
@@ -137,7 +173,7 @@ def replay(open_loop: bool, **given: Any) -> None:
     2 a bad option or file, or this host cannot do it; 3 a run with --wall did not keep its timing
     (the run is marked).
     """
-    options = Options(closed_loop=not open_loop, **given)
+    options = Options(closed_loop=not open_loop, seed_given=bool(given(("seed",))), **values)
     output = Output(as_json=options.as_json)
     _refuse_contradictions(options)
     if options.statistics:
@@ -147,6 +183,14 @@ def replay(open_loop: bool, **given: Any) -> None:
 
 
 def _refuse_contradictions(options: Options) -> None:
+    if options.statistics:
+        refuse_idle(OF_A_REPLAY, "--statistics counts a trace's reuse and replays nothing")
+    else:
+        refuse_idle(OF_STATISTICS, "it is for --statistics")
+    if not options.closed_loop:
+        refuse_idle(("think_cap_s",), "think times are for --closed-loop")
+    if options.folder is None:
+        refuse_idle(("unchecked",), "only a run in a --folder is checked against a calibration")
     if options.gpu_blocks is not None and options.gpu_kv is not None:
         raise click.UsageError("--gpu-blocks and --gpu-kv say the same: give one of them")
     if options.mode == "as-recorded" and not options.statistics:
@@ -154,7 +198,5 @@ def _refuse_contradictions(options: Options) -> None:
             "--mode as-recorded counts partial blocks, which no engine replays: it is for "
             "--statistics"
         )
-    if options.at and not options.statistics:
-        raise click.UsageError("--at is a cache size for --statistics")
     if options.folder is not None and not options.wall:
         raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")

@@ -60,13 +60,15 @@ class Options:
     order: str
     out: Path | None
     seed: int
+    seed_given: bool
     as_json: bool
 
 
 def _read(options: Options, output: Output, mode: str) -> Workload:
     from cxlbench.harness.requests import Mode
-    from cxlbench.harness.traces import read_trace
+    from cxlbench.harness.traces import read_trace, require_format_with_ids
 
+    require_format_with_ids(options.trace)
     with output.progress() as progress:
         return read_trace(
             options.trace,
@@ -137,12 +139,11 @@ def count_reuse(options: Options, output: Output) -> None:
 
 def replay_trace(options: Options, output: Output) -> None:
     """Replay, print figures, write the results; raise click's Exit if they are not fine."""
-    from cxlbench.emu.faults import FaultPlan
     from cxlbench.harness.replay import replay as run
     from cxlbench.harness.results import check_writable
 
     check_writable(options.out or DEFAULT_OUT)
-    faults = FaultPlan.load(options.faults) if options.faults else FaultPlan.none()
+    faults = _plan(options)
     workload = _read(options, output, "whole-blocks")
     workload.require_ids("a replay")
     if options.closed_loop:
@@ -163,6 +164,8 @@ def replay_trace(options: Options, output: Output) -> None:
             progress=lambda done, total: progress("replaying requests", done, total),
         )
     _report(options, output, workload, spec, inputs, result)
+    for note in _notes(options, spec, result):
+        output.note(note)
     if not result.correct:
         figures = result.figures
         held = ", ".join(f"{count} {name}" for name, count in figures.held_at_rest.items())
@@ -175,9 +178,56 @@ def replay_trace(options: Options, output: Output) -> None:
         raise click.exceptions.Exit(TIMING_NOT_KEPT)
 
 
+def _plan(options: Options) -> FaultPlan:
+    """Return a fresh fault plan; a seed that the user gave takes the place of the file's."""
+    from cxlbench.emu.faults import FaultPlan
+
+    if options.faults is None:
+        return FaultPlan.none()
+    plan = FaultPlan.load(options.faults)
+    return FaultPlan(plan.rules, options.seed) if options.seed_given else plan
+
+
+def _notes(options: Options, spec: ReplaySpec, result: ReplayResult) -> list[str]:
+    """Return what a reader of the figures could miss."""
+    from cxlbench.harness.fidelity import WHAT_THEN
+    from cxlbench.harness.rig_checks import scale_drift
+    from cxlbench.harness.tables import plural
+
+    figures, notes = result.figures, []
+    if not figures.block_read.count:
+        notes.append(
+            f"note: no block was read from the tier ({plural(figures.announced_blocks, 'block')} "
+            "announced), so nothing here depends on its reads"
+        )
+        if figures.seen_blocks and figures.gpu_blocks == figures.seen_blocks:
+            notes[-1] += (
+                f"; the GPUs held all that was asked for again ({plural(spec.gpu_blocks, 'block')} "
+                "each): a smaller --gpu-blocks makes room for the tier"
+            )
+    if figures.injected and not any(figures.injected.values()):
+        notes.append(
+            "note: the fault plan injected nothing: what its rules name took place too rarely, or "
+            f"never, on {options.device}"
+        )
+    if figures.failed_writes and not figures.injected.get("ssd.write error"):
+        notes.append(
+            f"note: {plural(figures.failed_writes, 'write')} of backing files failed and "
+            f"{plural(figures.lost_blocks, 'block')} were lost, each a miss: is the disk full?"
+        )
+    drift = scale_drift(spec.rig)
+    if figures.block_read.count and drift is not None:
+        notes.append(
+            f"note: at scale {spec.rig.scale:g} figures are not those of the full size: {drift}; "
+            "take a smaller --scale (docs/results.md)"
+        )
+    if result.fidelity is not None and not result.fidelity.trusted:
+        notes.append(WHAT_THEN)
+    return notes
+
+
 def _say_how_long(options: Options, workload: Workload, spec: ReplaySpec, output: Output) -> None:
     """Run the same work in virtual time, which says how long it takes in real time."""
-    from cxlbench.emu.faults import FaultPlan
     from cxlbench.harness.replay import replay as run
 
     with output.progress() as progress:
@@ -185,7 +235,7 @@ def _say_how_long(options: Options, workload: Workload, spec: ReplaySpec, output
             workload,
             spec,
             wall=False,
-            faults=FaultPlan.load(options.faults) if options.faults else None,
+            faults=_plan(options),
             progress=lambda done, total: progress("estimating the time, requests", done, total),
         )
     output.note(
@@ -237,13 +287,20 @@ def load_device(name: str, overrides: dict[str, str]) -> Any:
     ``module:function`` names a device of the user's own (docs/devices.md).
     """
     if ":" in name:
-        from cxlbench.emu.user_objects import load_callable
+        from cxlbench.harness.user_device import load_user_device
 
         if overrides:
             raise click.BadParameter(
                 f"{name!r} is not a profile: there is nothing to set", param_hint="--set"
             )
-        return load_callable(name, what="device")
+        module, _, function = name.partition(":")
+        if module.endswith(".py"):
+            raise click.BadParameter(
+                f"{name!r}: name the module, not its file: {Path(module).stem}:{function}, run "
+                "in its folder or with the folder on PYTHONPATH",
+                param_hint="--device",
+            )
+        return load_user_device(name)
     from cxlbench.devices.profile import (
         CmmHProfile,
         CxlHmProfile,
@@ -258,7 +315,7 @@ def load_device(name: str, overrides: dict[str, str]) -> Any:
         names = [kind.kind for kind in kinds]
         usable = ", ".join(one.name for one in list_profiles() if one.kind in names)
         raise click.BadParameter(
-            f"{name!r} is a {profile.kind}, a tier is made of {', '.join(names)}: {usable}",
+            f"{name!r} is of kind {profile.kind}; a tier is made of {', '.join(names)}: {usable}",
             param_hint="--device",
         )
     return profile
@@ -321,32 +378,36 @@ def _report(
     inputs: dict[str, Any],
     result: ReplayResult,
 ) -> None:
+    from cxlbench.harness.fidelity import NOT_KEPT
     from cxlbench.harness.results import write_run
-    from cxlbench.harness.tables import size, totals_listing, turn_table
+    from cxlbench.harness.tables import plural, size, totals_listing, turn_table
 
     rig, figures = spec.rig, result.figures
     how = f"real time, real bytes at scale {rig.scale:g}" if options.wall else "virtual time"
     at_scale = "" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}"
-    output.say(
+    parts = [
         f"{workload.name} on {rig.nodes * rig.devices_per_node} x {options.device}: "
         f"{rig.workers} workers, blocks of {workload.block_tokens} tokens "
-        f"({size(rig.block_bytes)}), GPU cache of {spec.gpu_blocks:,} blocks; {how}{at_scale}"
-    )
-    output.say()
-    output.say(turn_table(figures.turns))
-    output.say()
-    output.say(totals_listing(figures))
+        f"({size(rig.block_bytes)}), GPU cache of {plural(spec.gpu_blocks, 'block')}; "
+        f"{how}{at_scale}"
+    ]
+    if result.fidelity is not None and not result.fidelity.trusted:
+        parts.append(f"{NOT_KEPT}: times and bandwidths below are this host's (see the last lines)")
+    parts += ["", turn_table(figures.turns), "", totals_listing(figures)]
     measured = {"figures": figures, "fidelity": result.fidelity, "correct": result.correct}
     paths = {"trace": options.trace}
     if options.folder is not None:
         paths["folder"] = options.folder
-    folder = write_run(
-        options.out or DEFAULT_OUT,
-        name="replay",
-        inputs=inputs,
-        figures=measured,
-        notes=output.run_notes(paths),
-    )
+    try:
+        folder = write_run(
+            options.out or DEFAULT_OUT,
+            name="replay",
+            inputs=inputs,
+            figures=measured,
+            notes=output.run_notes(paths),
+        )
+    finally:  # a disk that is full, or a reader who is gone, takes only one of the two
+        output.say("\n".join(parts))
     if options.out is not None:
         from cxlbench.harness.replay_plot import plot_replay
 

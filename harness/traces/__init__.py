@@ -5,7 +5,13 @@
 
 from cxlbench.harness.traces.lines import Progress, TraceError
 from cxlbench.harness.traces.own_format import write_workload
-from cxlbench.harness.traces.reading import FORMATS, detect_format, open_trace, read_trace
+from cxlbench.harness.traces.reading import (
+    FORMATS,
+    detect_format,
+    open_trace,
+    read_trace,
+    require_format_with_ids,
+)
 from cxlbench.harness.traces.stream import Format, TraceStream
 
 __all__ = [
@@ -17,5 +23,6 @@ __all__ = [
     "detect_format",
     "open_trace",
     "read_trace",
+    "require_format_with_ids",
     "write_workload",
 ]

@@ -85,4 +85,5 @@ FORMAT = Format(
     title=f"Azure LLM inference: CSV with the header {','.join(COLUMNS)}",
     recognises=lambda line, _: _is_header(line),
     open=open_azure,
+    has_ids=False,
 )

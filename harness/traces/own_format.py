@@ -60,25 +60,36 @@ class _Line(msgspec.Struct):
 def write_workload(workload: Workload, path: Path, *, progress: Progress | None = None) -> None:
     """Write a workload to ``path``, gzip if the name ends in ``.gz``; the same bytes every time.
 
-    The file appears complete or not at all. ``progress`` is told requests written, and in all.
+    The file appears complete or not at all; a link stays one, and what is no file (a pipe, a
+    device) is written into. ``progress`` is told requests written, and in all.
 
     Raises:
         TraceError: the file cannot be written.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    if not path.name:
+        raise TraceError(path, None, "is no name of a file")
     try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            _write_file(workload, target, path.suffix, progress)
+            return
+        unfinished = target.with_name(f"{target.name}.unfinished")
         try:
-            with unfinished.open("wb") as raw:
-                if path.suffix == ".gz":
-                    with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-                        _write_lines(workload, cast("BinaryIO", packed), progress)
-                else:
-                    _write_lines(workload, raw, progress)
-            unfinished.replace(path)
+            _write_file(workload, unfinished, path.suffix, progress)
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise TraceError(path, None, f"cannot be written: {error.strerror or error}") from error
+
+
+def _write_file(workload: Workload, path: Path, suffix: str, progress: Progress | None) -> None:
+    with path.open("wb") as raw:
+        if suffix == ".gz":
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+                _write_lines(workload, cast("BinaryIO", packed), progress)
+        else:
+            _write_lines(workload, raw, progress)
 
 
 def _write_lines(workload: Workload, out: BinaryIO, progress: Progress | None) -> None:

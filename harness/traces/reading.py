@@ -62,6 +62,22 @@ def detect_format(path: Path) -> Format:
     raise TraceError(path, number, what)
 
 
+def require_format_with_ids(path: Path) -> None:
+    """Raise unless the format of a trace records block ids: without them nothing is ever reused.
+
+    Raises:
+        TraceError: it does not; or as ``detect_format``.
+    """
+    found = detect_format(path)
+    if not found.has_ids:
+        what = (
+            f"the format {found.name} records lengths only, no block ids: no block is ever reused, "
+            "and there is nothing to replay or to count; choose a trace with ids (docs/traces.md), "
+            "or generate one"
+        )
+        raise TraceError(path, None, what)
+
+
 def open_trace(
     path: Path,
     *,

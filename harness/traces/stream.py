@@ -56,13 +56,14 @@ class Format:
     """A trace format: its name, what tells it apart, and its reader.
 
     ``recognises`` gets the first line that is not blank and the keys of the JSON object on it
-    (empty if there is none).
+    (empty if there is none). ``has_ids`` is False where no file of the format records block ids.
     """
 
     name: str
     title: str
     recognises: Callable[[bytes, frozenset[str]], bool]
     open: Callable[[Asked], TraceStream]
+    has_ids: bool = True
 
 
 def trace_name(path: Path) -> str:

@@ -7,6 +7,8 @@ import math
 import os
 import shutil
 import stat
+import time
+from pathlib import Path
 
 import pytest
 
@@ -99,7 +101,7 @@ def test_all_patterns_are_measured_unless_quick():
 
 def test_fio_is_told_what_to_measure(tmp_path, fake_fio):
     found = calibrate(tmp_path / "disk", seconds=4, size_bytes=MIB)
-    assert found.method == "fio (fio)"
+    assert found.method == "fio"
     assert {rate.read_bytes_per_s for rate in found.rates} == {1.5e9}
     lines = (tmp_path / "fio.log").read_text().splitlines()
     assert len(lines) == len(patterns())
@@ -189,11 +191,39 @@ def test_a_damaged_cache_is_as_good_as_none(tmp_path, text):
     assert remembered(tmp_path) is not None
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    remember(host(2e9, 1e9))
+    with pytest.raises(HostLimitError, match=r"not remembered: .*set XDG_CACHE_HOME"):
+        remember(host(2e9, 1e9))
     assert remembered(tmp_path) is None
+
+
+def test_figures_that_cannot_be_remembered_are_printed_and_an_error(cli, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ran = cli("calibrate", "--no-fio", "--quick", "--seconds", "0.05", "--size", "1MiB")
+    assert ran.code == 2
+    assert "scale from which on this folder feeds it" in ran.out
+    assert "remembered in" not in ran.out
+    assert "error: not remembered: " in ran.err
+
+
+def test_fio_ends_with_the_calibration_that_started_it(tmp_path, monkeypatch):
+    """Its own processes too: it is killed as a group."""
+    fio = tmp_path / "fio"
+    fio.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path / 'child'}\nwait\n")
+    fio.chmod(0o755)
+    with pytest.raises(HostLimitError, match="did not end within"):
+        disk_probe._run([str(fio)], timeout_s=1.0)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(500):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("fio's child runs on")
 
 
 def test_the_scale_needed_is_that_of_the_pattern_the_host_is_worst_at(prototype):

@@ -213,7 +213,7 @@ def test_generate_writes_the_same_file_for_the_same_seed(cli, tmp_path):
 
 def test_generate_refuses_a_knob_by_name_and_leaves_no_file(cli, tmp_path):
     ran = cli("generate", "--turns", "0", tmp_path / "x.jsonl")
-    assert (ran.code, ran.err) == (2, "error: turns=0: must be finite, 1 or more\n")
+    assert (ran.code, ran.err) == (2, "error: turns=0: must be 1 or more\n")
     assert not list(tmp_path.glob("x*"))
 
 
@@ -389,7 +389,7 @@ def test_io_with_too_small_a_size_names_the_size_it_needs(cli):
     """T2: as fio refuses a file smaller than its offset."""
     ran = cli("io", "--bs", "16m", "--size", "1m")
     assert (ran.code, ran.out) == (2, "")
-    assert "size=1048576 B (1 MiB): must hold at least one object of bs=16777216 B" in ran.err
+    assert "size=1 MiB: must hold at least one object of bs=16 MiB" in ran.err
     assert "use a size of 16 MiB or more" in ran.err
     assert "Traceback" not in ran.err
 

@@ -32,11 +32,22 @@ def test_the_main_job_runs_here(tmp_path, no_timers):
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path, no_timers):
-    found = examine(tmp_path / "none")
-    assert by_name(found)[f"folder {tmp_path / 'none'}"].state is State.MISSING
+    (tmp_path / "file").write_text("in the way")
+    there = tmp_path / "file" / "below"
+    found = examine(there)
+    assert by_name(found)[f"folder {there}"].state is State.MISSING
+    assert not found.ok
     feature = next(one for one in found.features if one.name.startswith("real bytes in files"))
     assert not feature.available
     assert "cannot be used" in feature.why
+
+
+def test_a_folder_that_is_not_there_yet_is_no_error_and_is_not_made(tmp_path, no_timers):
+    there = tmp_path / "not" / "yet"
+    found = examine(there)
+    assert found.ok
+    assert f"a run would make it in {tmp_path}" in by_name(found)[f"folder {there}"].value
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_late_timers_are_told(tmp_path, monkeypatch):

@@ -81,6 +81,30 @@ def test_windows_with_few_transfers_say_nothing():
     assert verdict.pipes[0].windows == 0
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.99])
+def test_a_run_without_a_whole_second_claims_no_bandwidth(seconds):
+    due = busy(500, seconds)
+    verdict = measure(clock(), [pipe("nic", due, due)])
+    assert verdict.windows == 0
+    assert "no whole second of transfers, so no figure of bandwidth" in verdict.line()
+    assert "1 s windows" not in verdict.line()
+    assert "timing kept, as far as so short a run can tell" in verdict.line()
+
+
+def test_a_short_run_that_ends_far_too_late_is_a_complaint_all_the_same():
+    due = busy(500, 0.5)
+    verdict = measure(clock(), [pipe("nic", due, due * 4)])
+    assert not verdict.trusted
+    assert verdict.windows == 0
+
+
+def test_only_whole_seconds_count_as_windows():
+    due = busy(100, 3.7)
+    verdict = measure(clock(), [pipe("nic", due, due)])
+    assert verdict.windows == 3
+    assert "bandwidth within 0.0% over 3 windows of 1 s" in verdict.line()
+
+
 def test_transfers_logged_out_of_order_are_no_error():
     due = busy(100)
     shuffled = np.random.default_rng(1).permutation(due)
@@ -94,12 +118,12 @@ def test_the_peak_is_the_busiest_second():
 
 def test_a_late_median_is_a_complaint():
     (complaint,) = measure(clock([60e-6] * 100), []).complaints
-    assert complaint == "median lateness 60 us (allowed 50)"
+    assert complaint == "median lateness 60 us (allowed 50 us)"
 
 
 def test_a_late_p99_is_a_complaint():
     verdict = measure(clock([1e-6] * 95 + [2e-3] * 5), [])
-    assert verdict.complaints == ("p99 lateness 2.00 ms (allowed 1)",)
+    assert verdict.complaints == ("p99 lateness 2.00 ms (allowed 1 ms)",)
     assert verdict.late_p50_s == pytest.approx(1e-6)
 
 

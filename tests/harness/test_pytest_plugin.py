@@ -214,3 +214,36 @@ def test_waiting_for_nothing_in_virtual_time_is_a_deadlock():
 
     with HeldVirtualClock() as clock, pytest.raises(DeadlockError):
         clock.drive(wait_for_ever(clock))
+
+
+@pytest.mark.usefixtures("leaks_on_purpose")
+def test_a_tier_that_the_test_closes_is_looked_at_too(pytester):
+    result = outcomes(
+        pytester,
+        """
+        def test_it(cxl_hm):
+            with cxl_hm() as tier:
+                tier.store("a", b"x" * 8192)
+                tier.settle()
+
+                async def open_and_forget():
+                    node = tier.node.devices[0]
+                    await node.open_read(0, 8192)
+
+                tier.drive(open_and_forget())
+        """,
+    )
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*still held at the end of the test: tier 0: *"])
+
+
+def test_a_fault_with_an_unknown_key_is_named(pytester):
+    result = outcomes(
+        pytester,
+        """
+        def test_it(fault_plan):
+            fault_plan({"point": "ssd.read", "kind": "delay", "delay": 1})
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*FaultPlanError: *unknown keys ?'delay'?*"])

@@ -16,6 +16,7 @@ from cxlbench.devices.ssd import SsdArray
 from cxlbench.emu.faults import FaultPlan, FaultRule
 from cxlbench.emu.status import DeviceError
 from cxlbench.harness import replay as replay_module
+from cxlbench.harness import serving as serving_module
 from cxlbench.harness import rig as rig_module
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.replay import part_within, replay
@@ -208,7 +209,7 @@ def test_a_chain_stays_on_one_device(kind, monkeypatch):
             return await super().serve(request)
 
     monkeypatch.setattr(replay_module, "Rig", Watched)
-    monkeypatch.setattr(replay_module, "Worker", Noting)
+    monkeypatch.setattr(serving_module, "Worker", Noting)
     for gpu_blocks in (0, 6, 1000):
         homes.clear()
         virtual(work, spec(kind, gpu_blocks=gpu_blocks, rig={"nodes": 2, "devices_per_node": 2}))
@@ -399,7 +400,7 @@ def test_a_request_that_crashes_ends_the_run_at_once_with_its_error(monkeypatch,
                 boom()
             return await super().serve(request)
 
-    monkeypatch.setattr(replay_module, "Worker", Crashing)
+    monkeypatch.setattr(serving_module, "Worker", Crashing)
     work = workload(*[ask([n], session=f"s{n}", at=float(n), out=1000) for n in range(4)])
     with pytest.raises(BoomError):
         replay(work, spec(closed_loop=closed), wall=False)
