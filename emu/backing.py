@@ -154,6 +154,13 @@ class FileBacking:
                     )
                 got += step
 
+    def unwritten(self, address: int, nbytes: int) -> bool:
+        """Whether a range is known to have never been written: the files have holes there."""
+        row_bytes = self.stripe_bytes * len(self._descriptors)
+        begin = address // row_bytes * self.stripe_bytes
+        end = -(-(address + nbytes) // row_bytes) * self.stripe_bytes
+        return all(_is_hole(descriptor, begin, end) for descriptor in self._descriptors)
+
     async def write(
         self, address: int, arena: AnyArena, extents: Sequence[Extent], *, short: bool = False
     ) -> None:
@@ -199,6 +206,16 @@ class FileBacking:
             for file in self._mine:
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
+
+
+def _is_hole(descriptor: int, begin: int, end: int) -> bool:
+    """Whether a file holds no data from ``begin`` to ``end``, as far as its file system tells."""
+    if not hasattr(os, "SEEK_DATA"):
+        return False
+    try:
+        return os.lseek(descriptor, begin, os.SEEK_DATA) >= end
+    except OSError as error:
+        return error.errno == errno.ENXIO  # nothing but a hole up to the end
 
 
 def _rest(views: list[memoryview], done: int) -> list[memoryview]:

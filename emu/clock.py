@@ -219,6 +219,8 @@ class Clock:
     """What a run needs of time. Use ``WallClock`` or ``VirtualClock``."""
 
     kind: Literal["wall", "virtual"]
+    records = False
+    """Whether every deadline and transfer is logged, for the fidelity line of a run that ends."""
 
     def __init__(self, loop: _TimerLoop) -> None:
         self._loop = loop
@@ -393,13 +395,14 @@ class WallClock(Clock):
     """Real time, with logical time per task and a record of every lateness.
 
     ``shared`` counts from the machine's start, so that the clocks of several processes agree and
-    times can be sent from one to another.
+    times can be sent from one to another. A process that serves without end does not ``record``.
     """
 
     kind = "wall"
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool = False, record: bool = True) -> None:
         super().__init__(_WallLoop(0.0 if shared else None))
+        self.records = record
 
     def now(self) -> float:
         """Logical time of the running task, s; actual time for a task that never waited."""
@@ -409,7 +412,8 @@ class WallClock(Clock):
     async def sleep_until(self, when: float) -> None:
         """Wait until ``when``, and record how late the task was woken."""
         await self._loop.wake_at(when)
-        self.late_s.append(self._loop.time() - when)
+        if self.records:
+            self.late_s.append(self._loop.time() - when)
         self.advance(when)
 
     async def breathe(self) -> None:

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -34,16 +34,18 @@ GRANTS = 4096
 """Grants that can be out at once."""
 
 Spans = list[tuple[int, int]]
+Span = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Instant = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class PostRead(msgspec.Struct, tag="post read", array_like=True, frozen=True):
     """READ ``size`` bytes of payload at ``address``, and its trailer."""
 
     rkey: int
-    address: int
-    size: int
-    trailer: int
-    until_s: float
+    address: Span
+    size: Span
+    trailer: Span
+    until_s: Instant
     """When the client will not want it any more, or may not have it."""
     ask: int
     """The client's name for what it asks, under which it can give it up without an answer."""
@@ -53,9 +55,9 @@ class PostWrite(msgspec.Struct, tag="post write", array_like=True, frozen=True):
     """WRITE ``size`` bytes of payload at ``address``, and its trailer."""
 
     rkey: int
-    address: int
-    size: int
-    trailer: int
+    address: Span
+    size: Span
+    trailer: Span
     ask: int
 
 

@@ -145,7 +145,9 @@ class FaultPlan:
             data = tomllib.loads(path.read_text())
         except OSError as error:
             raise FaultPlanError(f"{path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except RecursionError as error:
+            raise FaultPlanError(f"{path}: nested too deeply") from error
+        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise FaultPlanError(f"{path}: not valid TOML: {error}") from error
         return cls.parse(data, source=str(path))
 
@@ -156,7 +158,7 @@ class FaultPlan:
         if unknown:
             raise FaultPlanError(f"{source}: unknown keys {sorted(unknown)}; known: seed, fault")
         seed, tables = data.get("seed", 0), data.get("fault", [])
-        if not isinstance(seed, int) or not isinstance(tables, list):
+        if type(seed) is not int or not isinstance(tables, list):
             raise FaultPlanError(f"{source}: seed must be a whole number, fault a list of tables")
         if not all(isinstance(table, dict) for table in tables):
             raise FaultPlanError(f"{source}: each fault must be a table with a rule's fields")
@@ -164,7 +166,10 @@ class FaultPlan:
         for number, table in enumerate(tables, 1):
             unknown = set(table) - set(FaultRule.__dataclass_fields__)
             if unknown:
-                raise FaultPlanError(f"{source}: fault {number}: unknown keys {sorted(unknown)}")
+                known = ", ".join(FaultRule.__dataclass_fields__)
+                raise FaultPlanError(
+                    f"{source}: fault {number}: unknown keys {sorted(unknown)}; known: {known}"
+                )
             missing = {"point", "kind"} - set(table)
             if missing:
                 raise FaultPlanError(f"{source}: fault {number}: missing {sorted(missing)}")

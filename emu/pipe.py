@@ -37,7 +37,7 @@ class Reservation:
 
 @dataclass(slots=True)
 class PipeLog:
-    """What a pipe promised and what came true, for the fidelity line (wall clock only)."""
+    """What a pipe promised and what came true, for the fidelity line (where the clock records)."""
 
     due_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
@@ -64,7 +64,7 @@ class Pipe:
         self.chunk_bytes = chunk_bytes
         self.moved_bytes = 0
         self.busy_s = 0.0
-        self.log = PipeLog() if clock.kind == "wall" else None
+        self.log = PipeLog() if clock.records else None
         self._queue: deque[Reservation] = deque()
         self._free_s = 0.0
         self._served_s = 0.0

@@ -33,15 +33,18 @@ from numba.core.registry import cpu_target
 KERNEL_MODULES = (
     "flush_instructions",
     "pod_cache_kernels",
+    "pod_device_lines",
     "pod_dma",
     "pod_emulated",
     "pod_fence",
+    "pod_kernel",
     "pod_layout",
     "pod_local",
     "pod_mapped_kernels",
     "pod_native",
     "pod_ops",
     "pod_perform",
+    "pod_posted",
 )
 """The modules beside this one that implement operations or hold constants of theirs."""
 

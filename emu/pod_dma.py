@@ -31,19 +31,15 @@ from cxlbench.emu.flush_instructions import (
     poke,
 )
 from cxlbench.emu.pod_cache_kernels import (
-    WHOLE,
-    EmulatedFields,
-    copy_masked,
     data_at,
-    draw,
     find,
     flush_line,
-    kernel,
     lock_set,
     unlock_set,
     view_line,
-    write_line,
 )
+from cxlbench.emu.pod_device_lines import write_line
+from cxlbench.emu.pod_kernel import WHOLE, EmulatedFields, copy_masked, draw, kernel
 from cxlbench.emu.pod_layout import BANDWIDTH_AT, CHARGED_UNTIL_AT, SCRATCH_AT
 from cxlbench.emu.pod_local import check_run
 

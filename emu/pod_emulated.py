@@ -3,7 +3,7 @@
 ``EmulatedMemory`` is a node's handle as one process (one thread) of the node has it: a NamedTuple
 of addresses and sizes, which numba recognises and for which every operation of ``pod_ops`` has an
 implementation here. Interpreted code may use the same handle through its methods, at microseconds
-an operation. The addresses are those of the attachment that made the handle (pod_mappings); they
+an operation. The addresses are those of the attachment that made the handle (pod_attachment); they
 are valid until it is closed. Two threads need two handles.
 
 What each operation does is the memory model of the pod; how, in pod_cache_kernels.
@@ -19,23 +19,19 @@ from numba.extending import overload
 from cxlbench.emu import pod_dma, pod_ops
 from cxlbench.emu.flush_instructions import full_fence, keep_apart, monotonic_ns, peek, poke
 from cxlbench.emu.pod_cache_kernels import (
-    WHOLE,
-    EmulatedFields,
     data_at,
     fill,
     find,
     flush_line,
     give_up,
-    kernel,
-    land_due,
     lock_set,
     look,
-    post,
     tag_at,
     tick,
     unlock_set,
-    wait_charged,
 )
+from cxlbench.emu.pod_device_lines import wait_charged
+from cxlbench.emu.pod_kernel import WHOLE, EmulatedFields, kernel
 from cxlbench.emu.pod_layout import (
     CHARGED_UNTIL_AT,
     FENCE_ARRIVES_AT,
@@ -47,6 +43,7 @@ from cxlbench.emu.pod_layout import (
 )
 from cxlbench.emu.pod_local import check_byte, check_word, handle_class, wait_a_little
 from cxlbench.emu.pod_perform import PerformedOperations
+from cxlbench.emu.pod_posted import land_due, post
 
 
 class EmulatedMemory(PerformedOperations, EmulatedFields):

@@ -15,22 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from cxlbench.emu.flush_instructions import peek, poke, store_release
-from cxlbench.emu.pod_cache_kernels import (
-    COUNT_RESCUED,
-    EmulatedFields,
-    complete_for_the_dead,
-    draw,
-    flush_line,
-    kernel,
-    land,
-    land_due,
-    lock_set,
-    move_head,
-    posted_at,
-    tag_at,
-    unlock_set,
-)
+from cxlbench.emu.pod_cache_kernels import flush_line, lock_set, tag_at, unlock_set
 from cxlbench.emu.pod_compile import compiled_once
+from cxlbench.emu.pod_device_lines import complete_for_the_dead
+from cxlbench.emu.pod_kernel import COUNT_RESCUED, EmulatedFields, draw, kernel
 from cxlbench.emu.pod_layout import (
     LINE_LOCKS,
     LOCKS_AT,
@@ -41,6 +29,7 @@ from cxlbench.emu.pod_layout import (
     QUEUE_TAIL_AT,
     RESCUING,
 )
+from cxlbench.emu.pod_posted import land, land_due, move_head, posted_at
 
 
 @kernel

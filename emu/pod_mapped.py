@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from cxlbench.emu.pod_attachment import Attachment
 from cxlbench.emu.pod_emulated import EmulatedMemory
 from cxlbench.emu.pod_layout import LINE_BYTES, PodLayoutError
 from cxlbench.emu.pod_local import PodAddressError
 from cxlbench.emu.pod_mapped_kernels import disturb, synchronize
-from cxlbench.emu.pod_mappings import Attachment, Mapping, PodClosedError, PodPaths
+from cxlbench.emu.pod_mappings import Mapping, PodClosedError, PodPaths
 
 if TYPE_CHECKING:
     from cxlbench.emu.pod_zygote import LiveNode

@@ -15,23 +15,19 @@ Left out: write-backs that are posted.
 from __future__ import annotations
 
 from cxlbench.emu.flush_instructions import compare_and_swap, peek, poke, store_release
-from cxlbench.emu.pod_cache_kernels import (
+from cxlbench.emu.pod_compile import compiled_once
+from cxlbench.emu.pod_device_lines import book, read_line, wait_charged, write_line
+from cxlbench.emu.pod_kernel import (
     COUNT_DISTURBED,
     COUNT_FILLS,
     WHOLE,
     EmulatedFields,
-    book,
     count,
     draw,
     kernel,
-    lock_queue,
-    read_line,
-    unlock_queue,
-    wait_charged,
-    write_line,
 )
-from cxlbench.emu.pod_compile import compiled_once
 from cxlbench.emu.pod_layout import FILL_NS_AT, FLUSH_NS_AT, SCRATCH_AT, SETTINGS_AT
+from cxlbench.emu.pod_posted import lock_queue, unlock_queue
 
 
 @kernel

@@ -29,8 +29,8 @@ from cxlbench.emu.flush_instructions import (
     poke,
     sfence,
 )
-from cxlbench.emu.pod_cache_kernels import kernel
 from cxlbench.emu.pod_dma import address_of, check_words_type
+from cxlbench.emu.pod_kernel import kernel
 from cxlbench.emu.pod_local import check_byte, check_run, check_word, handle_class, wait_a_little
 from cxlbench.emu.pod_perform import PerformedOperations
 

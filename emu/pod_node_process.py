@@ -50,7 +50,13 @@ class NodeProcess:
         self._channel = channel
         self._messages: list[Any] = []
         self._outcome: tuple[str, Any] | None = None
-        self._watch = os.pidfd_open(process_id) if hasattr(os, "pidfd_open") else -1
+        self._watch = -1
+        self._gone = False
+        try:
+            if hasattr(os, "pidfd_open"):
+                self._watch = os.pidfd_open(process_id)
+        except ProcessLookupError:  # it has ended already
+            self._gone = True
 
     @property
     def alive(self) -> bool:
@@ -106,6 +112,7 @@ class NodeProcess:
         """Forget the process."""
         self._channel.close()
         if self._watch >= 0:
+            self._gone = self._ended(0.0)
             os.close(self._watch)
             self._watch = -1
 
@@ -113,8 +120,12 @@ class NodeProcess:
         return f"process {self.process} of node {self.node} (pid {self.process_id})"
 
     def _ended(self, timeout_s: float) -> bool:
+        if self._gone:
+            return True
         if self._watch >= 0:
-            return bool(select.select([self._watch], [], [], timeout_s)[0])
+            poll = select.poll()
+            poll.register(self._watch, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
         try:
             os.kill(self.process_id, 0)
         except ProcessLookupError:

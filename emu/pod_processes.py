@@ -28,9 +28,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cxlbench.emu.pod_cache_kernels import COUNTER_NAMES
+from cxlbench.emu.pod_attachment import Attachment, LiveMemory
 from cxlbench.emu.pod_emulated import EmulatedMemory
 from cxlbench.emu.pod_fence import fence_node, settle_node, shut_down_node
+from cxlbench.emu.pod_kernel import COUNTER_NAMES
 from cxlbench.emu.pod_layout import (
     CLOCK_AT,
     COUNTERS_AT,
@@ -50,14 +51,7 @@ from cxlbench.emu.pod_layout import (
     PodShape,
 )
 from cxlbench.emu.pod_mapped import MappedNode
-from cxlbench.emu.pod_mappings import (
-    HOST,
-    Attachment,
-    LiveMemory,
-    PodClosedError,
-    PodFiles,
-    copy_region,
-)
+from cxlbench.emu.pod_mappings import HOST, PodClosedError, PodFiles, copy_region
 from cxlbench.emu.pod_node_process import NodeForker, NodeProcess, NodeStartError, no_channel
 from cxlbench.emu.pod_zygote import ForkRequest
 

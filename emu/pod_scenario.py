@@ -97,6 +97,11 @@ class Pod:
 
     # Nodes that die
 
+    def is_alive(self, node: int) -> bool:
+        """Return whether ``node`` has started and has not died since."""
+        found = self._run.nodes.get(node)
+        return found is not None and found.alive
+
     def on_crash(
         self,
         nodes: int | Sequence[int],

@@ -45,5 +45,8 @@ class Schedule(Protocol):
     def in_flight(self, run: Run, choice: Choice) -> None:
         """Take note that ``choice``, a landing, may happen from now on."""
 
+    def yielded(self, run: Run, task: TaskMemory) -> None:
+        """Take note that ``task`` paused and goes on at once: there may be something new."""
+
     def draw(self, run: Run) -> int:
         """Return 32 bits of chance: what of a fenced node's write-backs landed."""

@@ -147,7 +147,9 @@ class TaskMemory:
         """See ``pod_ops.pause`` and ``pod_watch``."""
         self._step()
         watch = self.run.watches.of(self, off, n_bytes, self.run.size_bytes)
-        if not watch.changed:
+        if watch.changed:
+            self.run.schedule.yielded(self.run, self)
+        else:
             self.parked = watch
             self.run.park(self)
         watch.changed = False

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from cxlbench.emu.pod_attachment import Attachment
 from cxlbench.emu.pod_mapped import MappedNode
-from cxlbench.emu.pod_mappings import Attachment, PodPaths
+from cxlbench.emu.pod_mappings import PodPaths
 from cxlbench.emu.user_objects import load_callable
 
 _PR_SET_PDEATHSIG = 1

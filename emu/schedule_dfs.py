@@ -79,6 +79,9 @@ class DfsSchedule:
     def in_flight(self, run: Run, choice: Choice) -> None:
         """See ``Schedule.in_flight``."""
 
+    def yielded(self, run: Run, task: TaskMemory) -> None:
+        """See ``Schedule.yielded``."""
+
     def draw(self, run: Run) -> int:
         """See ``Schedule.draw``."""
         return -self._take(2)

@@ -5,6 +5,11 @@ Guarantees of Finding Bugs", ASPLOS 2010: tasks get random priorities, the highe
 runs, and at ``d - 1`` random steps the running task falls below all others. A bug that needs ``d``
 ordering constraints among ``k`` steps of ``n`` tasks is found with probability ``1 / (n k^(d-1))``
 at least. ``d`` is drawn for each run; ``k`` is the length of a first run.
+
+A task that polls on and on (its ``pause`` returns at once each time, say because the adversary
+evicts what it watches) would starve those that it waits for: after ``PATIENCE`` such pauses it
+falls below all others, as a task that yields does in the paper. Lowered at every one of them, tasks
+would run in turns, and bugs that need a task to stay ahead are lost.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from cxlbench.emu.pod_task import TaskMemory
 
 DEPTHS: Final = (1, 2, 3, 4, 6, 8)
+PATIENCE: Final = 32
+"""Pauses of a task that return at once before it falls below all others."""
 LONGEST: Final = 1_000
 """Steps granted at once; only a bound to look at the run's own bounds again."""
 
@@ -37,6 +44,8 @@ class PctSchedule:
         self._changes.append(NEVER)
         self._priorities: list[float] = []
         self._lowest = 0.0
+        self._polls: dict[int, int] = {}
+        """Pauses that returned at once, by task."""
         self._last: TaskMemory | None = None
         self._adversary = Adversary(rng, length=length)
 
@@ -58,8 +67,7 @@ class PctSchedule:
         while self._changes[0] <= step:
             del self._changes[0]
             if self._last is not None:
-                self._lowest -= 1
-                priorities[self._last.index] = self._lowest
+                self._demote(self._last)
         chosen = run.runnable[0]
         for task in run.runnable:
             if priorities[task.index] > priorities[chosen.index]:
@@ -72,6 +80,17 @@ class PctSchedule:
         """See ``Schedule.in_flight``."""
         self._adversary.in_flight(run, choice)
 
+    def yielded(self, run: Run, task: TaskMemory) -> None:
+        """Put a task that polls on and on below all others."""
+        self._polls[task.index] = polls = self._polls.get(task.index, 0) + 1
+        if polls % PATIENCE == 0:
+            self._demote(task)
+            run.ask_within(1)
+
     def draw(self, run: Run) -> int:
         """See ``Schedule.draw``."""
         return self._adversary.draw()
+
+    def _demote(self, task: TaskMemory) -> None:
+        self._lowest -= 1
+        self._priorities[task.index] = self._lowest

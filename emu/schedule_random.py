@@ -60,6 +60,9 @@ class RandomSchedule:
         """See ``Schedule.in_flight``."""
         self._adversary.in_flight(run, choice)
 
+    def yielded(self, run: Run, task: TaskMemory) -> None:
+        """See ``Schedule.yielded``."""
+
     def draw(self, run: Run) -> int:
         """See ``Schedule.draw``."""
         return self._adversary.draw()

@@ -55,6 +55,9 @@ class ReplaySchedule:
     def in_flight(self, run: Run, choice: Choice) -> None:
         """See ``Schedule.in_flight``."""
 
+    def yielded(self, run: Run, task: TaskMemory) -> None:
+        """See ``Schedule.yielded``."""
+
     def draw(self, run: Run) -> int:
         """See ``Schedule.draw``."""
         return self._draws.pop(0) if self._draws else 0

@@ -1,45 +1,49 @@
 """Messages between processes: calls with answers, and one-way posts, by msgspec over ZeroMQ.
 
-One side serves (a ROUTER socket), any number of others connect (DEALER). A frame is a header
-``[version, kind, id, at_s]`` and a body; bodies are tagged msgspec structs of a fixed set, and are
-checked against it. Who connects says *hello* first, with its version and process id; whoever sends
-another version, something that is no frame, or a body that is not of the set is told the reason,
-forgotten, and not listened to any more. The server notices when a peer's process ends.
+One side serves (a ROUTER socket, ``wire_server.py``), any number of others connect (DEALER, here).
+A frame is a header ``[version, kind, id, at_s]`` and a body; bodies are tagged msgspec structs of a
+fixed set, and are checked against it. Who connects says *hello* first, with its version and process
+id; whoever sends another version, something that is no frame, or a body that is not of the set is
+told the reason, forgotten, and not listened to any more. The server notices when a peer's process
+ends. What a service cannot do is answered with the reason, and the server goes on.
+
+Each new connection begins with a hello, also that of a client that had nothing to say when the
+server was started anew: calls that wait are made again then, under the new epoch.
 
 Time: both sides run on a wall clock that is shared between processes. A message carries the logical
 time at which it takes effect at the other side, so that the way through the kernel adds nothing to
 emulated time as long as it is faster than the profile says. Messages of one peer take effect in
 the order in which they were sent.
 
-Units: s, bytes. Left out: encryption and authentication (Unix sockets and loopback only), and more
-than one connection a peer.
+Units: s, bytes. Left out: encryption and authentication (Unix sockets and loopback only), more than
+one connection a peer, and a limit on the parts of one message, which ZeroMQ collects before we see
+any of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
 
-from cxlbench.emu.clock import JobSet, WallClock
+from cxlbench.emu.clock import WallClock
 
 MAX_MESSAGE_BYTES = 8 << 20
-MAX_BANNED = 1024
 QUEUED_MESSAGES = 4096
 """How many messages wait for a peer that does not read; what comes after them is dropped."""
 
-HELLO, WELCOME, CALL, POST, ANSWER, FAILED, NOTE, REFUSED = range(8)
+HELLO, WELCOME, CALL, POST, ANSWER, FAILED, NOTE, REFUSED, BYE = range(9)
+GOODBYE_MS = 100
+"""How long a client that closes tries to say so."""
 SAY_HELLO = "say hello first"
-_HEADER = msgspec.msgpack.Decoder(tuple[int, int, int, float])
-_encode = msgspec.msgpack.Encoder().encode
+HEADER = msgspec.msgpack.Decoder(tuple[int, int, int, float])
+encode = msgspec.msgpack.Encoder().encode
 
 Body = TypeVar("Body")
 
@@ -63,7 +67,6 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
 
 
-_HELLO = msgspec.msgpack.Decoder(Hello)
 _WELCOME = msgspec.msgpack.Decoder(Welcome)
 
 
@@ -80,208 +83,14 @@ class MessageSet(Generic[Body]):
         return msgspec.msgpack.Decoder(self.bodies)
 
 
-@dataclass(eq=False, slots=True)
-class Peer:
-    """A connected process, as the server knows it."""
-
-    address: bytes
-    name: str
-    pid: int
-    last_s: float = 0.0
-    """When its last message takes effect."""
-    held: dict[Any, Any] = field(default_factory=dict)
-    """Whatever the service keeps for it, to be given back when it is gone."""
+def descriptor_of(peer_socket: zmq.Socket[bytes]) -> int:
+    """Return the descriptor that tells, once each time, that a socket has something new."""
+    return int(peer_socket.getsockopt(zmq.FD))
 
 
-class WireServer(Generic[Body]):
-    """Serves calls. ``on_call`` answers with a struct, or an awaitable of one; posts get none."""
-
-    def __init__(
-        self,
-        clock: WallClock,
-        endpoint: str,
-        messages: MessageSet[Body],
-        *,
-        name: str,
-        epoch: int,
-        on_call: Callable[[Peer, Body], Any],
-        on_post: Callable[[Peer, Body], object],
-        on_gone: Callable[[Peer], object],
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
-        self.clock = clock
-        self.name = name
-        self.epoch = epoch
-        self.messages = messages
-        self.refused = 0
-        """Peers that were told a reason and forgotten."""
-        self.peers: dict[bytes, Peer] = {}
-        self._on_call = on_call
-        self._on_post = on_post
-        self._on_gone = on_gone
-        self._decoder = messages.decoder()
-        self._banned: OrderedDict[bytes, None] = OrderedDict()
-        self._jobs = JobSet(clock)
-        self._watched: dict[bytes, int] = {}
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-        self._closed = False
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            self._context.term()
-            raise OSError(
-                error.errno, f"cannot serve at {endpoint}: {error.strerror}", endpoint
-            ) from error
-        self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
-        clock.loop.add_reader(self._socket.getsockopt(zmq.FD), self._readable)
-
-    # -- receiving ------------------------------------------------------------------------------
-
-    def _readable(self) -> None:
-        while not self._closed:
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(parts)
-
-    def _again(self) -> None:
-        """Look once more: the descriptor tells of new messages only once."""
-        if not self._closed and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            self.clock.loop.call_soon(self._readable)
-
-    def _take(self, parts: list[bytes]) -> None:
-        address = parts[0]
-        if address in self._banned:
-            return
-        try:
-            if len(parts) != 3:
-                raise ValueError(f"a message has a header and a body, got {len(parts) - 1} parts")
-            version, kind, number, at_s = _HEADER.decode(parts[1])
-            if version != self.messages.version:
-                raise ValueError(
-                    f"{self.name} speaks version {self.messages.version} of its messages, "
-                    f"got version {version}"
-                )
-            peer = self.peers.get(address)
-            if kind == HELLO:
-                self._greet(address, _HELLO.decode(parts[2]), number)
-            elif peer is None:
-                # It spoke to an earlier process at this endpoint: it may say hello again.
-                self._send(address, REFUSED, 0, 0.0, SAY_HELLO)
-            elif kind in (CALL, POST):
-                body = self._decoder.decode(parts[2])
-                peer.last_s = at_s = max(at_s, peer.last_s)
-                if kind == CALL:
-                    self.clock.call_when(at_s, self._serve, peer, number, body)
-                else:
-                    self.clock.call_when(at_s, self._serve_post, peer, body)
-            else:
-                raise ValueError(f"a message of kind {kind} is not for a server")
-        except (ValueError, msgspec.MsgspecError, TypeError) as error:
-            self._ban(address, str(error))
-
-    def _greet(self, address: bytes, hello: Hello, number: int) -> None:
-        if address in self.peers:
-            raise ValueError("hello was said already")
-        peer = self.peers[address] = Peer(address, hello.name, hello.pid)
-        self._watch(peer)
-        self._send(
-            address, WELCOME, number, self.clock.now(), Welcome(self.name, os.getpid(), self.epoch)
-        )
-
-    def _ban(self, address: bytes, reason: str) -> None:
-        self.refused += 1
-        self._send(address, REFUSED, 0, 0.0, reason)
-        self._banned[address] = None
-        if len(self._banned) > MAX_BANNED:
-            self._banned.popitem(last=False)
-        self._forget(address)
-
-    # -- serving --------------------------------------------------------------------------------
-
-    def _serve(self, peer: Peer, number: int, body: Body) -> None:
-        if peer.address not in self.peers:
-            return
-        answer = self._on_call(peer, body)
-        if isinstance(answer, Awaitable):
-            self._jobs.spawn(self._await(peer, number, answer))
-        else:
-            self._send(peer.address, ANSWER, number, self.clock.now(), answer)
-
-    async def _await(self, peer: Peer, number: int, work: Awaitable[Any]) -> None:
-        answer = await work
-        self._send(peer.address, ANSWER, number, self.clock.now(), answer)
-
-    def _serve_post(self, peer: Peer, body: Body) -> None:
-        if peer.address in self.peers:
-            self._on_post(peer, body)
-
-    def note(self, peer: Peer, body: Any) -> None:
-        """Tell a peer something that it did not ask for."""
-        self._send(peer.address, NOTE, 0, self.clock.now(), body)
-
-    def _send(self, address: bytes, kind: int, number: int, at_s: float, body: Any) -> None:
-        if self._closed:
-            return
-        header = _encode((self.messages.version, kind, number, at_s))
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart([address, header, _encode(body)], zmq.NOBLOCK, copy=True)
-        self._again()
-
-    # -- peers that end -------------------------------------------------------------------------
-
-    def _watch(self, peer: Peer) -> None:
-        """Notice the end of a peer's process, where the system can tell."""
-        opener = getattr(os, "pidfd_open", None)
-        if opener is None:
-            self._jobs.spawn(self._poll_for_life(peer))
-            return
-        try:
-            descriptor = opener(peer.pid)
-        except OSError:
-            self.clock.loop.call_soon(self._forget, peer.address)
-            return
-        self._watched[peer.address] = descriptor
-        self.clock.loop.add_reader(descriptor, self._forget, peer.address)
-
-    async def _poll_for_life(self, peer: Peer) -> None:
-        while peer.address in self.peers:
-            await self.clock.sleep(0.5)
-            try:
-                os.kill(peer.pid, 0)
-            except OSError:
-                self._forget(peer.address)
-
-    def _forget(self, address: bytes) -> None:
-        descriptor = self._watched.pop(address, None)
-        if descriptor is not None:
-            self.clock.loop.remove_reader(descriptor)
-            os.close(descriptor)
-        peer = self.peers.pop(address, None)
-        if peer is not None:
-            self._on_gone(peer)
-
-    async def close(self) -> None:
-        """Stop serving; peers' calls end in their own timeouts."""
-        if self._closed:
-            return
-        self._closed = True
-        self.clock.loop.remove_reader(self._socket.getsockopt(zmq.FD))
-        for address in list(self._watched):
-            descriptor = self._watched.pop(address)
-            self.clock.loop.remove_reader(descriptor)
-            os.close(descriptor)
-        self.peers.clear()
-        await self._jobs.cancel()
-        self._socket.close()
-        self._context.term()
+def has_message(peer_socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits to be received."""
+    return bool(int(peer_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class WireClient:
@@ -307,6 +116,8 @@ class WireClient:
         self.calls = 0
         self.epoch: int | None = None
         """The server's epoch; None before its first welcome, and after it was lost."""
+        self.refused: str | None = None
+        """Why the server does not listen to us; None while it does."""
         self._version = sends.version
         self._on_note = on_note
         self._on_epoch = on_epoch
@@ -326,8 +137,30 @@ class WireClient:
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._connections = 0
+        self.clock.loop.add_reader(descriptor_of(self._monitor), self._connected)
+        self._connected()  # a monitor tells of events only after it was found without any
         self._socket.connect(self.endpoint)
-        self.clock.loop.add_reader(self._socket.getsockopt(zmq.FD), self._readable)
+        self.clock.loop.add_reader(descriptor_of(self._socket), self._readable)
+        self._greet()
+
+    def _connected(self) -> None:
+        """Say hello again after each connection but the first: another process may serve there.
+
+        Also a client that sends nothing notices so that the server was started anew.
+        """
+        while not self._closed and has_message(self._monitor):
+            self._monitor.recv_multipart()
+            self._connections += 1
+            if self._connections > 1:
+                self.refused = None
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Make the calls that wait again, after a welcome."""
+        self.epoch = None
+        self._unsent = list(self._asked.values())
         self._greet()
 
     def _greet(self) -> None:
@@ -349,6 +182,8 @@ class WireClient:
         """
         if self._closed:
             raise WireError(f"the connection to {self.endpoint} is closed")
+        if self.refused is not None:
+            raise WireError(self.refused)
         self.calls += 1
         number = next(self._numbers)
         future = self._waiting[number] = self.clock.future()
@@ -365,7 +200,10 @@ class WireClient:
             await self.clock.sleep_until(done_s + self.half_s)
         else:
             self.clock.advance(done_s)
-        return decoder.decode(answer)
+        try:
+            return decoder.decode(answer)
+        except msgspec.MsgspecError as error:
+            raise WireError(f"{self.endpoint} answers something else: {error}") from error
 
     def post(self, body: Any, *, serve_s: float = 0.0) -> None:
         """Send a one-way message; it is lost if the server is down."""
@@ -385,20 +223,26 @@ class WireClient:
             self._send(kind, number, at_s, body)
 
     def _send(self, kind: int, number: int, at_s: float, body: Any) -> None:
-        header = _encode((self._version, kind, number, at_s))
+        header, content = encode((self._version, kind, number, at_s)), encode(body)
+        if len(content) > MAX_MESSAGE_BYTES:
+            self._fail_one(
+                number, f"a message of {len(content)} B, at most {MAX_MESSAGE_BYTES} B are taken"
+            )
+            return
         try:
-            self._socket.send_multipart([header, _encode(body)], zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart([header, content], zmq.NOBLOCK, copy=True)
         except zmq.Again:
-            waiting = self._waiting.get(number)
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(WireError(f"{self.endpoint} does not take messages"))
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._fail_one(number, f"{self.endpoint} does not take messages")
+        if has_message(self._socket):
             self.clock.loop.call_soon(self._readable)
 
     def _late(self, number: int) -> None:
+        self._fail_one(number, f"{self.endpoint} does not answer")
+
+    def _fail_one(self, number: int, reason: str) -> None:
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
-            waiting.set_exception(WireError(f"{self.endpoint} does not answer"))
+            waiting.set_exception(WireError(reason))
 
     def _readable(self) -> None:
         while not self._closed:
@@ -406,14 +250,17 @@ class WireClient:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._connected()  # before what came by a new connection
             if len(parts) == 2:
-                self._take(*_HEADER.decode(parts[0])[1:], parts[1])
+                self._take(*HEADER.decode(parts[0])[1:], parts[1])
 
     def _take(self, kind: int, number: int, at_s: float, body: bytes) -> None:
         if kind == ANSWER:
             waiting = self._waiting.get(number)
             if waiting is not None and not waiting.done():
                 waiting.set_result((at_s, body))
+        elif kind == FAILED:
+            self._fail_one(number, f"{self.endpoint} failed: {msgspec.msgpack.decode(body)}")
         elif kind == NOTE:
             self.clock.call_when(at_s + self.half_s, self._on_note, body)
         elif kind == WELCOME and number == self._greeting:
@@ -428,13 +275,12 @@ class WireClient:
         elif kind == REFUSED:
             reason = msgspec.msgpack.decode(body)
             if reason != SAY_HELLO:
-                self._fail(f"{self.endpoint} refused: {reason}")
+                self.refused = f"{self.endpoint} refused: {reason}"
+                self._fail(self.refused)
             elif self._greeting is None:
                 # Another process serves there now; of what the earlier one was asked for, nothing
-                # is left. So the calls that wait are made again, after its welcome.
-                self.epoch = None
-                self._unsent = list(self._asked.values())
-                self._greet()
+                # is left.
+                self._begin_anew()
 
     def _fail(self, reason: str) -> None:
         for waiting in self._waiting.values():
@@ -447,6 +293,15 @@ class WireClient:
             return
         self._closed = True
         self._fail("the connection is closed")
-        self.clock.loop.remove_reader(self._socket.getsockopt(zmq.FD))
-        self._socket.close()
+        self.clock.loop.remove_reader(descriptor_of(self._socket))
+        if self.epoch is not None:
+            self._send(BYE, 0, self.clock.now(), None)
+        self.clock.loop.remove_reader(descriptor_of(self._monitor))
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close(linger=GOODBYE_MS if self.epoch is not None else 0)
         self._context.term()
+
+
+def _has_input(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -38,7 +38,10 @@ Progress = Callable[[str, int, int], None]
 TWO_FAULTS_SHARE = 0.3
 LOAD_BEFORE_S = 0.25
 DOWN_AT_MOST_S = 0.3
-COME_BACK_S = 10.0
+COME_BACK_S = 30.0
+"""How long parts may take to start, on a host that does other things, too."""
+REST_S = 4.0
+"""Beside twice the deadline: until leases and reservations of the dead run out, and a flush."""
 GROWTH_SHARE, GROWTH_BYTES, GROWTH_DESCRIPTORS = 0.25, 8 << 20, 4
 """Growth from the first to the last quarter of the rounds that is no leak."""
 QUARTERS_FROM = 20
@@ -435,7 +438,7 @@ class Chaos:
             if answer["held"]:
                 self._broken(f"worker {worker.number} holds {answer['held']}")
         begin_s = time.monotonic()
-        limit_s = 2 * self.spec.deadline_s + 4  # leases and reservations of the dead run out
+        limit_s = 2 * self.spec.deadline_s + REST_S
         while (left := self._held()) and time.monotonic() < begin_s + limit_s:
             time.sleep(0.02)
         if left:

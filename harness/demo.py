@@ -35,6 +35,7 @@ from cxlbench.harness.replay import (
     part_within,
     replay,
 )
+from cxlbench.harness.replay_processes import deployment_of, replay_on_processes
 from cxlbench.harness.requests import Mode, Workload
 from cxlbench.harness.results import Claim, check_writable, to_json
 from cxlbench.harness.rig import DeviceProfile, RigSpec
@@ -64,6 +65,8 @@ class DemoOptions:
     out: Path = Path("results/demo")
     seed: int = 1
     quick: bool = False
+    processes: bool = False
+    """Whether Master, node and workers of the real runs are processes of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +296,13 @@ def run_demo(
     )
     runs = []
     for name, spec in specs.items():
-        wall = replay(
-            workload,
-            spec,
-            wall=True,
-            folder=folder,
-            progress=partial(progress, f"{name}, real bytes"),
-        )
+        shown = partial(progress, f"{name}, real bytes")
+        if options.processes:
+            wall = replay_on_processes(
+                workload, spec, deployment_of(spec.rig), folder=folder, progress=shown
+            )
+        else:
+            wall = replay(workload, spec, wall=True, folder=folder, progress=shown)
         runs.append(TierRun(name, wall, models[name], wholes[name] if cut else None))
     if made and options.folder is None:
         with contextlib.suppress(OSError):

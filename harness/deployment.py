@@ -51,8 +51,8 @@ class DeploymentSpec:
     device: str = "cxl-hm-prototype"
     device_set: Mapping[str, str] = field(default_factory=dict)
     """Changes to the device's profile, ``key = "value unit"``."""
-    capacity: int = 64 << 30
-    """Of each device, bytes."""
+    capacity: int | None = 64 << 30
+    """Of each device, bytes; None: what its profile says."""
     block_bytes: int = 16 << 20
     """The usual size of a block: segments are made of whole ones."""
     scale: float = 128

@@ -29,6 +29,14 @@ from cxlbench.harness.rig import Rig
 from cxlbench.harness.rig_checks import check_rig
 
 ENVIRONMENT_PREFIX = "CXLBENCH_"
+_FLAGS = {
+    "device_set": "--set",
+    "throttled": "--unthrottled",
+    "deadline_s": "--deadline",
+    "call_timeout_s": "--call-timeout",
+}
+"""Options that have another name than their key."""
+
 MOST_PARTS = 64
 MAX_SOCKET_PATH = 100
 """Unix socket paths end at about 108 bytes; the socket's own name needs some of them."""
@@ -58,7 +66,7 @@ def read_config(
             said[name] = f"{variable}: "
     given = {name: value for name, value in flags.items() if value is not None}
     values |= given
-    said |= {name: f"--{name.replace('_', '-')}: " for name in given}
+    said |= {name: f"{_FLAGS.get(name, '--' + name.replace('_', '-'))}: " for name in given}
     spec = make_spec(values, said=said)
     problem = _why_not_buildable(spec)
     if problem is not None:
@@ -107,7 +115,7 @@ def _check(spec: DeploymentSpec) -> list[tuple[str, str]]:
         limit_s = getattr(spec, name)
         if not 0.01 <= limit_s <= 3600:
             problems.append((name, f"{limit_s} must be from 0.01 to 3600 s"))
-    if spec.capacity < spec.block_bytes:
+    if spec.capacity is not None and spec.capacity < spec.block_bytes:
         problems.append(
             ("capacity", f"{spec.capacity} B must hold at least one block of {spec.block_bytes} B")
         )
@@ -266,7 +274,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "devices_per_node": _whole,
     "device": _text,
     "device_set": _table,
-    "capacity": _size,
+    "capacity": _optional(_size),
     "block_bytes": _size,
     "scale": _number,
     "folder": _optional(_path),

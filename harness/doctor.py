@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from cxlbench.emu.clock import WallClock
+from cxlbench.emu.memory import PAGE_BYTES, Arena
+from cxlbench.emu.numa import bind_memory, numa_nodes
 from cxlbench.emu.status import HostLimitError
 from cxlbench.harness.disk_probe import find_fio, is_direct
 from cxlbench.harness.fidelity import MAX_LATE_P50_S, MAX_LATE_P99_S
@@ -80,7 +82,7 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
     direct, folder_finding = _folder(folder)
     late = _lateness(lateness_s)
     fio = find_fio()
-    dax = sorted(str(path) for path in Path("/dev").glob("dax*"))
+    dax, (binds, why_unbound) = _dax(), _binding()
     shm, huge = _shared_memory(), _huge_pages()
     vllm = importlib.util.find_spec("vllm") is not None
     findings = (
@@ -91,7 +93,7 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
         shm,
         huge,
         _numa_nodes(),
-        Finding("/dev/dax*", State.NOTE, ", ".join(dax) or "none", "real CXL memory, optional"),
+        dax,
         folder_finding,
         Finding(
             "fio",
@@ -109,7 +111,9 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
         Feature("real bytes in files (demo, replay --wall --folder)", usable, folder_finding.value),
         Feature("direct I/O (files larger than memory)", direct, "" if direct else "no O_DIRECT"),
         Feature("honest timing", late.state is State.OK, late.value),
-        Feature("huge pages for arenas", huge.state is State.OK, huge.value),
+        Feature("memory in huge pages (up --hugetlb)", huge.state is State.OK, huge.value),
+        Feature("memory on a NUMA node (up --numa-node)", binds, why_unbound),
+        Feature("memory on CXL devices (up --dax)", dax.state is State.OK, dax.value),
         Feature("the vLLM connector", vllm, "" if vllm else "vllm is not installed"),
     )
     return Examination(findings, features)
@@ -169,12 +173,40 @@ def _number_in(path: Path, label: str) -> int | None:
 
 
 def _numa_nodes() -> Finding:
-    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
-    with_cores = [n for n in nodes if _text(n / "cpulist")]
-    text = f"{len(nodes) or 1}"
-    if nodes and len(with_cores) < len(nodes):
-        text += f", {len(nodes) - len(with_cores)} without cores (CXL memory may be one)"
-    return Finding("NUMA nodes", State.OK, text)
+    nodes = numa_nodes()
+    text = ", ".join(
+        f"{node.number}: {node.memory_bytes / 2**30:.1f} GiB"
+        + (f" and {len(node.cpus)} cores" if node.cpus else " without cores (CXL memory may be)")
+        for node in nodes
+    )
+    return Finding("NUMA nodes", State.OK, text or "1")
+
+
+def _binding() -> tuple[bool, str]:
+    """Return whether memory can be bound to a NUMA node here, and why not."""
+    nodes = [node for node in numa_nodes() if node.memory_bytes]
+    if not nodes:
+        return False, "this system tells of no NUMA nodes"
+    arena = Arena(PAGE_BYTES)
+    try:
+        bind_memory(arena.array, nodes[-1].number)
+    except HostLimitError as error:
+        return False, str(error)
+    finally:
+        arena.close()
+    return True, ""
+
+
+def _dax() -> Finding:
+    """Return which DAX devices there are, and whether they may be opened."""
+    found = sorted(Path("/dev").glob("dax*"))
+    usable = [path for path in found if os.access(path, os.R_OK | os.W_OK)]
+    if not found:
+        return Finding("/dev/dax*", State.NOTE, "none", "real CXL memory, optional")
+    text = ", ".join(map(str, found))
+    if len(usable) < len(found):
+        return Finding("/dev/dax*", State.NOTE, text, "not all may be opened by this user")
+    return Finding("/dev/dax*", State.OK, text, "real CXL memory")
 
 
 def _text(path: Path) -> str:

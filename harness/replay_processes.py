@@ -7,6 +7,7 @@ gone afterwards, whatever happened. Units: s, blocks; sizes at full scale in the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import selectors
@@ -14,19 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from cxlbench.harness.deployment import DeploymentSpec
+from cxlbench.devices.profile import Profile
+from cxlbench.harness.deployment import DeploymentError, DeploymentSpec
+from cxlbench.harness.deployment_config import make_spec
 from cxlbench.harness.deployment_status import DeploymentStatus, read_status
 from cxlbench.harness.fidelity import Pacing, judge, load_pacing
 from cxlbench.harness.replay import ReplayResult, ReplaySpec
 from cxlbench.harness.replay_share import TASK_FILE, Share, Task, share_file
 from cxlbench.harness.requests import Workload
-from cxlbench.harness.rig import run_folder
+from cxlbench.harness.rig import DeviceProfile, RigSpec, run_folder
 from cxlbench.harness.rig_checks import check_rig
 from cxlbench.harness.serving import Outcome, Progress, TierCounts, summarize
 from cxlbench.harness.supervisor import Deployment, PartFailedError
@@ -79,6 +82,8 @@ class _Workers:
         self._run_dir = deployment.spec.run_dir
         self._processes: list[subprocess.Popen[bytes]] = []
         self._selector = selectors.DefaultSelector()
+        self._rest = [""] * count
+        """What each has said of a line that is not whole yet."""
         for number in range(count):
             with self._log(number).open("wb") as log:
                 process = subprocess.Popen(
@@ -133,8 +138,8 @@ class _Workers:
             text = os.read(key.fd, 1 << 16)
             if not text:
                 self._selector.unregister(key.fileobj)
-            # The last line may be cut: the next one says more.
-            found += [(key.data, line) for line in text.decode().split("\n")[:-1] if line]
+            *lines, self._rest[key.data] = (self._rest[key.data] + text.decode()).split("\n")
+            found += [(key.data, line) for line in lines]
         self._check()
         if not self._selector.get_map():
             for process in self._processes:
@@ -209,15 +214,76 @@ def merge(
         failed_writes=status.total("failed writes"),
         held=held,
     )
+    paces = [*(share.pacing for share in shares), *paces]
+    return _result(outcome, tier, spec, max(share.end_s for share in shares), paces)
+
+
+def result_of(share: Share, spec: ReplaySpec) -> ReplayResult:
+    """Return what one worker measured by itself, on a tier that others use, too.
+
+    A block that was found had been computed by somebody: it counts as seen.
+    """
+    outcome = share.outcome
+    outcome.records = [
+        replace(record, seen=max(record.seen, record.matched + record.found))
+        for record in outcome.records
+    ]
+    return _result(outcome, TierCounts(held=share.held), spec, share.end_s, [share.pacing])
+
+
+def _result(
+    outcome: Outcome,
+    tier: TierCounts,
+    spec: ReplaySpec,
+    duration_s: float,
+    paces: Sequence[Pacing],
+) -> ReplayResult:
     figures = summarize(
         outcome,
         tier,
-        duration_s=max(share.end_s for share in shares),
+        duration_s=duration_s,
         scale=spec.rig.scale,
         max_turns=spec.max_turns,
     )
-    fidelity = judge([*(share.pacing for share in shares), *paces])
-    return ReplayResult(figures, tuple(outcome.records), fidelity, outcome.blocks)
+    return ReplayResult(figures, tuple(outcome.records), judge(paces), outcome.blocks)
+
+
+def deployment_of(
+    rig: RigSpec, *, device: str | None = None, device_set: Mapping[str, str] | None = None
+) -> DeploymentSpec:
+    """Return a rig as a deployment; the device by name, else that of its profile and its changes.
+
+    Raises ``DeploymentError`` if it cannot be one.
+    """
+    if device is None:
+        if not isinstance(rig.device, DeviceProfile):
+            raise DeploymentError(["a device of one's own is named as module:object"])
+        device, device_set = rig.device.name, dict(_changes(rig.device))
+    made = {
+        "nodes": rig.nodes,
+        "devices_per_node": rig.devices_per_node,
+        "device": device,
+        "device_set": device_set or {},
+        "capacity": rig.device_capacity_bytes,
+        "block_bytes": rig.block_bytes,
+        "scale": rig.scale,
+        "prefetch": rig.prefetch,
+        "window_bytes": rig.window_bytes,
+        "deadline_s": rig.deadline_s,
+    }
+    return make_spec(made)
+
+
+def _changes(profile: Profile, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what was changed in a profile, as it is written."""
+    for key, quantity in profile.provenance.items():
+        if quantity.statistic == "override":
+            unit = "" if quantity.unit in ("count", "ratio", "flag") else f" {quantity.unit}"
+            yield prefix + key, f"{quantity.value}{unit}"
+    for field in dataclasses.fields(profile):
+        part = getattr(profile, field.name)
+        if isinstance(part, Profile):
+            yield from _changes(part, f"{prefix}{field.name}.")
 
 
 def with_seen(workload: Workload, records: Sequence[RequestRecord]) -> list[RequestRecord]:

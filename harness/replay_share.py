@@ -39,6 +39,10 @@ class Task:
 
     workload: Workload
     spec: ReplaySpec
+    salt: str = ""
+    """Workloads of different salts share no blocks."""
+    alone: bool = False
+    """Whether this worker serves all requests, whatever its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ async def serve_share(
         pace=spec.pace,
         content=content,
         workers=spec.rig.workers,
+        salt=task.salt,
         progress=progress,
     )
     tier = RemoteTier(
@@ -81,7 +86,7 @@ async def serve_share(
     )
     try:
         await tier.join(patience_s=JOIN_WITHIN_S)
-        serving.add_worker(number, tier.connector)
+        serving.add_worker(0 if task.alone else number, tier.connector)
         start_s = await begin()
         begun = len(clock.late_s)
         serving.start(start_s)
@@ -164,4 +169,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # By its name: what is pickled here must be found by the parent.
+    from cxlbench.harness import replay_share
+
+    sys.exit(replay_share.main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cxlbench.devices.link import Link
-from cxlbench.devices.profile import scale_profile, scaled_bytes
+from cxlbench.devices.profile import ProfileError, ScaleError, scale_profile, scaled_bytes
 from cxlbench.emu.clock import WallClock
 from cxlbench.emu.fabric import Fabric
 from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
@@ -27,11 +27,12 @@ from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import Arena, page_ceil
 from cxlbench.emu.numa import bind_memory, bind_threads
 from cxlbench.emu.shared_memory import SharedSegment
-from cxlbench.emu.status import HostLimitError
+from cxlbench.emu.status import DeviceError, HostLimitError
+from cxlbench.emu.user_objects import UserObjectError
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec, load_spec
 from cxlbench.harness.fidelity import pacing, save_pacing
 from cxlbench.harness.io_jobs import counters_of
-from cxlbench.harness.rig import DeviceSite, make_device, segment_bytes
+from cxlbench.harness.rig import BlockTooLargeError, DeviceSite, make_device, segment_bytes
 from cxlbench.hymcache.kv_manager import KvManager
 from cxlbench.hymcache.master import Master
 from cxlbench.hymcache.master_server import MasterServer
@@ -42,6 +43,18 @@ from cxlbench.kv.device import MemoryDevice
 from cxlbench.kv.footer import object_extent_bytes
 
 EXIT_TROUBLE = 2
+TROUBLE = (
+    BlockTooLargeError,
+    DeploymentError,
+    DeviceError,
+    HostLimitError,
+    OSError,
+    ProfileError,
+    RefusedByMasterError,
+    ScaleError,
+    UserObjectError,
+)
+"""What ends a process with a line that says what to do; anything else is a bug."""
 
 
 @contextmanager
@@ -173,7 +186,9 @@ class _Node:
                 f"node{number}.dev{index}",
                 False,
                 spec.scale,
-                scaled_bytes(spec.capacity, spec.scale, what="the device"),
+                None
+                if spec.capacity is None
+                else scaled_bytes(spec.capacity, spec.scale, what="the device"),
                 spec.folder,
                 FaultPlan.none(),
                 make_arena=self.share,
@@ -262,7 +277,7 @@ def main(arguments: list[str]) -> int:
                 run_master(spec)
             else:
                 run_node(spec, number)
-    except (DeploymentError, HostLimitError, RefusedByMasterError, OSError) as error:
+    except TROUBLE as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_TROUBLE
     return 0

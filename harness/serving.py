@@ -87,6 +87,7 @@ class Serving:
         pace: Pace,
         content: BlockContent,
         workers: int,
+        salt: str = "",
         progress: Progress | None = None,
     ) -> None:
         self.clock = clock
@@ -110,6 +111,7 @@ class Serving:
             dtype=f"{shape.dtype_bytes}B",
             kv_layout="block",
             block_tokens=workload.block_tokens,
+            salt=salt,
         )
 
     def note_block(self, times: BlockTimes) -> None:

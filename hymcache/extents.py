@@ -85,9 +85,12 @@ class ExtentAllocator:
         for address, extent_bytes in reversed(extents):
             units = self._units_of(extent_bytes)
             base = address if units > 1 else address // self.segment_bytes * self.segment_bytes
-            first = base // self.segment_bytes
+            within = address - base
+            if within % extent_bytes or within + extent_bytes > units * self.segment_bytes:
+                continue  # no segment has it there
             segment = bases.get(base)
             if segment is None:
+                first = base // self.segment_bytes
                 mine = set(range(first, first + units))
                 if base % self.segment_bytes or not mine.issubset(self._free):
                     continue
@@ -95,9 +98,7 @@ class ExtentAllocator:
                 segment = Segment(base, units * self.segment_bytes, extent_bytes)
                 segment.cursor = segment.length
                 bases[base] = self._segments[base] = segment
-            within = address - base
-            fits = within % extent_bytes == 0 and within + extent_bytes <= segment.length
-            if segment.extent_bytes == extent_bytes and fits and address not in segment.live:
+            if segment.extent_bytes == extent_bytes and address not in segment.live:
                 segment.live.add(address)
                 self._of[address] = segment
         return sorted(self._of)

@@ -206,6 +206,8 @@ class KvManager:
     def _reserve_one(self, key: bytes, size_bytes: int, number: int) -> Grant | KeyResult:
         device, allocator = self.devices[number], self.allocators[number]
         extent = self.extent_bytes(number, size_bytes)
+        if extent > allocator.capacity_bytes:
+            return KeyResult.ERROR
         local = allocator.allocate(extent)
         if local is None:
             return KeyResult.NO_SPACE

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from cxlbench.emu.clock import JobSet, WallClock
-from cxlbench.emu.wire import Peer, WireClient, WireError, WireServer
+from cxlbench.emu.wire import WireClient, WireError
+from cxlbench.emu.wire_server import Peer, WireServer
 from cxlbench.hymcache import messages as m
 from cxlbench.hymcache.kv_manager import DeviceSpace
 from cxlbench.hymcache.master import Master, RemoteBlock
@@ -28,6 +29,7 @@ from cxlbench.kv.results import KeyResult
 AVOID_S = 1.0
 """How long a node that did not answer gets no new blocks."""
 NODE_TIMEOUT_S = 0.3
+CATALOG_TIMEOUT_S = 5.0
 
 _SPACES = msgspec.msgpack.Decoder(list[m.SpaceAnswer])
 _FLAGS = msgspec.msgpack.Decoder(list[bool])
@@ -138,6 +140,7 @@ class MasterServer:
         self.clock = clock
         self.epoch = epoch
         self.node_timeout_s = node_timeout_s
+        self.catalog_timeout_s = CATALOG_TIMEOUT_S
         self._make_master = make_master
         self.master: Master | None = None
         """Made when the first node tells how many objects it may hold."""
@@ -191,9 +194,10 @@ class MasterServer:
         nothing = m.AllocateAnswer(-1, None, [KeyResult.NO_SPACE] * len(body.keys))
         if master is None:
             return nothing
-        place = master.place(
-            body.keys, body.size_bytes, near=body.near, after=body.after, avoid=avoid
-        )
+        near = body.near
+        if near is not None and near[0] in self.mirrors:
+            near = near if near[1] < self.mirrors[near[0]].device_count else None
+        place = master.place(body.keys, body.size_bytes, near=near, after=body.after, avoid=avoid)
         mirror = None if place is None else self.mirrors.get(place[0])
         if place is None or mirror is None:
             return nothing
@@ -250,7 +254,9 @@ class MasterServer:
         try:
             begin, more = 0, True
             while more:
-                part = await mirror.wire.call(m.AskCatalog(begin), _CATALOG, timeout_s=5.0)
+                part = await mirror.wire.call(
+                    m.AskCatalog(begin), _CATALOG, timeout_s=self.catalog_timeout_s
+                )
                 if self.mirrors.get(body.node) is not mirror:
                     return True
                 refused = self.master.adopt(

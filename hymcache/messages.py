@@ -4,23 +4,34 @@ Three sets: what clients send to Master, what clients send to a node, and what M
 node. Answers are of the type that the request names. Any change of a field is a new ``VERSION``: a
 peer of another one is told so and not listened to. How they travel is in ``emu/wire.py``.
 
-Units: bytes, s of the machine's shared clock.
+Numbers have ranges, keys a length: what is outside is no message. Units: bytes, s of the machine's
+shared clock.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from cxlbench.emu.fabric_shared import ArenaInfo, Done, GiveUp, PostRead, PostWrite
 from cxlbench.emu.wire import MessageSet
+from cxlbench.kv.identity import KEY_BYTES
 from cxlbench.kv.results import KeyResult
 
 VERSION = 1
 
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+"""Of a node, or of a device on it."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 50)]
+Address: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Generation: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Instant: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Key: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
 Name: TypeAlias = tuple[int, int]
-Place: TypeAlias = tuple[int, int, int, int, int]
+Place: TypeAlias = tuple[Number, Number, Address, Size, Generation]
 """node, device, address, size, generation"""
 
 
@@ -35,8 +46,8 @@ class Lookup(_Message):
     """Answered by ``LookupAnswer``."""
 
     reader: Name
-    keys: list[bytes]
-    used: list[bytes]
+    keys: list[Key]
+    used: list[Key]
 
 
 class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -50,10 +61,10 @@ class Allocate(_Message):
     """Answered by ``AllocateAnswer``."""
 
     ticket: Name
-    keys: list[bytes]
-    size_bytes: int
-    near: tuple[int, int] | None
-    after: bytes | None
+    keys: list[Key]
+    size_bytes: Size
+    near: tuple[Number, Number] | None
+    after: Key | None
 
 
 class AllocateAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -68,9 +79,9 @@ class Register(_Message):
     """Answered by a ``KeyResult`` per block."""
 
     ticket: Name
-    keys: list[bytes]
+    keys: list[Key]
     places: list[Place]
-    chain: list[bytes]
+    chain: list[Key]
 
 
 class AbortTicket(_Message):
@@ -88,25 +99,25 @@ class Release(_Message):
 class Touch(_Message):
     """A chain is in use."""
 
-    chain: list[bytes]
+    chain: list[Key]
 
 
 class Gone(_Message):
     """An object is not there any more, or is not what it must be."""
 
-    node: int
-    key: bytes
-    generation: int
+    node: Number
+    key: Key
+    generation: Generation
 
 
 class Announce(_Message):
     """A node is there, and serves at ``endpoint``. Answered by whether it may: True, or why not."""
 
-    node: int
+    node: Number
     endpoint: str
     epoch: int
-    device_count: int
-    max_objects: int
+    device_count: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    max_objects: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 
 
 class Directory(_Message):
@@ -172,8 +183,8 @@ class OpenStream(_Message):
     name: Name
     onto: Name | None
     request_id: int
-    keys: list[bytes]
-    until_s: float
+    keys: list[Key]
+    until_s: Instant
 
 
 class StreamAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -189,14 +200,14 @@ class Token(_Message):
     """Answered when the object may be read, by a status."""
 
     name: Name
-    position: int
+    position: Count
 
 
 class Consumed(_Message):
     """A read token comes back."""
 
     name: Name
-    position: int
+    position: Count
 
 
 class CloseStream(_Message):
@@ -209,9 +220,9 @@ class Reserve(_Message):
     """Answered by a ``GrantAnswer`` or a ``KeyResult`` per key."""
 
     name: Name
-    keys: list[bytes]
-    size_bytes: int
-    device: int | None
+    keys: list[Key]
+    size_bytes: Size
+    device: Number | None
 
 
 class GrantAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -242,7 +253,7 @@ class AbortBatch(_Message):
 class AskSpace(_Message):
     """Answered by a ``SpaceAnswer`` per device, for objects of this size."""
 
-    size_bytes: int
+    size_bytes: Size
 
 
 class SpaceAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -259,28 +270,28 @@ class SpaceAnswer(msgspec.Struct, array_like=True, frozen=True):
 class Publish(_Message):
     """Answered by whether each object is there, and can be found from now on."""
 
-    keys: list[bytes]
-    addresses: list[int]
-    generations: list[int]
+    keys: list[Key]
+    addresses: list[Address]
+    generations: list[Generation]
 
 
 class Free(_Message):
     """Drop objects on which no lease is left."""
 
-    keys: list[bytes]
-    generations: list[int]
+    keys: list[Key]
+    generations: list[Generation]
 
 
 class AskCatalog(_Message):
     """Answered by ``Catalog``: part ``begin`` onward of what can be found on the node."""
 
-    begin: int
+    begin: Count
 
 
 class Catalog(msgspec.Struct, array_like=True, frozen=True):
     """Objects in the order of their generations, and whether there are more."""
 
-    keys: list[bytes]
+    keys: list[Key]
     places: list[Place]
     more: bool
 

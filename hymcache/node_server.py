@@ -10,7 +10,7 @@ Units: bytes, s.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,8 @@ import msgspec
 from cxlbench.emu.clock import Job, JobSet, WallClock
 from cxlbench.emu.fabric_shared import Done, GiveUp, PostRead, PostWrite, SharedCarrier
 from cxlbench.emu.status import DeviceError, Status
-from cxlbench.emu.wire import Peer, WireClient, WireError, WireServer
+from cxlbench.emu.wire import WireClient, WireError
+from cxlbench.emu.wire_server import Peer, WireServer
 from cxlbench.hymcache import messages as m
 from cxlbench.hymcache.kv_manager import Grant, KvManager
 from cxlbench.hymcache.node_service import NodeService
@@ -48,8 +49,10 @@ class NodeServer:
         master_endpoint: str,
         epoch: int,
         max_objects: int,
+        device_figures: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.clock = clock
+        self._device_figures = device_figures
         self.manager = manager
         self.service = NodeService(manager)
         self.carrier = carrier
@@ -208,6 +211,7 @@ class NodeServer:
             "failed messages": self.server.failed,
             "prefetches issued": manager.prefetcher.issued,
             "reservations expired": manager.expired_reservations,
+            **self._device_figures(),
             **{f"held: {name}": count for name, count in sorted(held.items())},
         }
 

@@ -70,6 +70,8 @@ class NodeService:
         if earlier is not None and earlier.closed:
             earlier = None
         start = 0 if earlier is None else len(earlier)
+        if name != onto:
+            self.close_stream(name)
         stream = manager.open_stream(request_id, keys, until_s=until_s, onto=earlier)
         self._streams[name] = stream
         return StreamOpened(
@@ -84,12 +86,14 @@ class NodeService:
         stream = self._streams.get(name)
         if stream is None:
             raise DeviceError(Status.FLUSHED, "the stream is closed")
+        if position >= len(stream):
+            raise DeviceError(Status.BOUNDS, f"object {position} of a stream of {len(stream)}")
         await stream.ready(position)
 
     def consumed(self, name: Name, position: int) -> None:
         """Take a read token back."""
         stream = self._streams.get(name)
-        if stream is not None:
+        if stream is not None and position < len(stream):
             stream.consumed(position)
 
     def close_stream(self, name: Name) -> None:
@@ -104,6 +108,8 @@ class NodeService:
         self, name: Name, keys: Sequence[bytes], size_bytes: int, *, device: int | None
     ) -> list[Grant | KeyResult]:
         """Reserve buffer and extent for each key of a batch, heads first."""
+        if device is not None and device >= self.manager.device_count:
+            return [KeyResult.ERROR] * len(keys)
         answers = self.manager.reserve(keys, size_bytes, device=device)
         tokens = [answer.token for answer in answers if isinstance(answer, Grant)]
         if tokens:

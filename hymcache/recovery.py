@@ -1,10 +1,10 @@
 """What a node finds on its SSDs when it starts again: objects, by their footers.
 
 Every object ends with a footer in a page of its own (key, generation, payload size, checksum). The
-scan reads the backing store once, from end to end, looks at each page for a footer, and keeps an
-object only if the payload in front of it has the footer's checksum. What had not been flushed, or
-has been overwritten in part, is not found. Of two objects with one key, or in one place, the newer
-generation wins.
+scan reads the backing store once, but for the holes of its files, looks at each page for a footer,
+and keeps an object only if the payload in front of it has the footer's checksum. What had not been
+flushed, or has been overwritten in part, is not found. Of two objects with one key, or in one
+place, the newer generation wins.
 
 Objects that had been evicted may come back: their bytes are right, and a chain's keys name its
 content. Units: bytes. Left out: a journal, which would make the scan shorter.
@@ -63,9 +63,12 @@ async def _footers(
     """Return what claims to be an object."""
     window = Arena(SCAN_BYTES)
     found: list[FoundObject] = []
+    unwritten = getattr(backing, "unwritten", lambda address, nbytes: False)
     try:
         for begin in range(0, capacity_bytes, SCAN_BYTES):
             length = min(SCAN_BYTES, capacity_bytes - begin)
+            if unwritten(begin, length):
+                continue
             await backing.read(begin, window, [(0, length)])
             pages = window.view(0, length).reshape(-1, PAGE_BYTES)
             for number in np.flatnonzero(pages[:, 0] != 0).tolist():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cxlbench.emu.pod_ops import LINE, WORD, dma_wait
+from cxlbench.emu.pod_ops import WORD, dma_wait
 from cxlbench.kv.results import KeyResult
 from cxlbench.tract import codes, object_store, prefix_cache
 from cxlbench.tract.errors import (
@@ -26,7 +26,6 @@ from cxlbench.tract.errors import (
     ObjectTooLargeError,
     OutOfSpaceError,
     RootNameError,
-    UnalignedOffsetError,
 )
 from cxlbench.tract.layout import Layout
 from cxlbench.tract.lock import acquire, release
@@ -284,16 +283,6 @@ class PrefixCache:
     def evict(self, blocks: int) -> int:
         """Evict up to ``blocks`` of the oldest blocks that nobody pins; return how many went."""
         return int(call(prefix_cache.evict, self._mem, self._layout, blocks))
-
-
-def check_offset(layout: Layout, offset: int, *, alignment: int = WORD) -> None:
-    """Raise ``UnalignedOffsetError`` unless ``offset`` is inside the region and aligned."""
-    if alignment not in (WORD, LINE) or offset % alignment:
-        raise UnalignedOffsetError(f"offset {offset} is no multiple of {alignment}")
-    if not 0 <= offset < layout.region_bytes:
-        raise UnalignedOffsetError(
-            f"offset {offset} is outside the region of {layout.region_bytes} bytes"
-        )
 
 
 def _numbers(keys: Sequence[bytes]) -> Words:

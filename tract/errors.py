@@ -51,10 +51,6 @@ class ObjectTooLargeError(TractError):
     """An object that no chunk (a block) or no run of chunks (a named object) can hold."""
 
 
-class UnalignedOffsetError(TractError, ValueError):
-    """An offset that is not a multiple of the word or line that it should name."""
-
-
 class OutOfSpaceError(TractError):
     """No free chunks for an object, or no free root for its name."""
 

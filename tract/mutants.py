@@ -1,9 +1,6 @@
 """Wrong versions of TraCT that the checker must find: one flush, check or order taken out of each.
 
-A mutant is a substitution in the text of TraCT's programs. ``load`` writes the changed text under
-a package name of its own and imports it, so that reports show the changed lines and the right code
-stays as it is. Each mutant names the scenario that shows it and how: the kind of failure, and its
-cause where the kind is a causality violation.
+Each names the scenario that shows it and how (see ``mutant_loader.Mutant``).
 
 Left out, since they change nothing that can be seen: no flush after WAITING (the poll flushes), no
 flush after a grant (the next scan flushes), ``clflushopt`` on a grant, the local unlock between the
@@ -13,102 +10,9 @@ from the entry it confirms, under the lock, and never from the probe.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
-
 from cxlbench.emu.causality import Cause
 from cxlbench.emu.pod_failure import Kind
-
-PACKAGE = "cxlbench.tract"
-
-_FUTURE = "from __future__ import annotations\n"
-# On the same line, so that line numbers stay those of the right code.
-_IMPORTS = (
-    "from __future__ import annotations; from cxlbench.emu.pod_ops import"
-    " clflush, clflushopt, load, mfence, node_id, store\n"
-)
-
-
-class MutantError(ValueError):
-    """A mutant's text to be replaced is not in its file exactly once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One wrong version: in ``file``, ``old`` becomes ``new``.
-
-    ``kinds`` are the kinds of failure that are right for it, ``causes`` the right causes of a
-    causality violation.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    scenario: str
-    kinds: tuple[Kind, ...]
-    causes: tuple[Cause, ...] = ()
-
-    @property
-    def passed_over(self) -> tuple[Kind, ...]:
-        """Kinds of failure to ignore, so that the right one is found."""
-        return tuple(kind for kind in Kind if kind not in self.kinds)
-
-
-def source_folder() -> Path:
-    """Return the folder of TraCT's own text."""
-    return Path(__file__).parent
-
-
-def mutated(mutant: Mutant) -> dict[str, str]:
-    """Return the text of all of TraCT's files with the mutant in it, by file name.
-
-    Raises:
-        MutantError: the text to replace is absent, or there more than once.
-
-    """
-    texts = {path.name: path.read_text() for path in sorted(source_folder().glob("*.py"))}
-    found = texts[mutant.file].count(mutant.old)
-    if found != 1:
-        raise MutantError(f"{mutant.name}: {mutant.file} has {found} of {mutant.old!r}, not one")
-    texts[mutant.file] = texts[mutant.file].replace(mutant.old, mutant.new)
-    return texts
-
-
-def load(mutant: Mutant, folder: Path) -> Callable[[Any], None]:
-    """Write the mutant as a package into ``folder``, import it; return its scenario."""
-    alias = "tract_mutant_" + re.sub(r"\W+", "_", mutant.name)
-    home = folder / alias
-    home.mkdir(parents=True, exist_ok=True)
-    for name, text in mutated(mutant).items():
-        changed = text.replace(f"from {PACKAGE}", f"from {alias}").replace(_FUTURE, _IMPORTS, 1)
-        (home / name).write_text(changed)
-    scenarios = _imported(alias, home)
-    chosen: Callable[[Any], None] = getattr(scenarios, mutant.scenario)
-    return chosen
-
-
-def _imported(alias: str, home: Path) -> ModuleType:
-    for name in [name for name in sys.modules if name.split(".")[0] == alias]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-    spec = importlib.util.spec_from_file_location(
-        alias, home / "__init__.py", submodule_search_locations=[str(home)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = package
-    spec.loader.exec_module(package)
-    return importlib.import_module(f"{alias}.scenarios")
-
+from cxlbench.tract.mutant_loader import Mutant
 
 _CAUSAL = (Kind.CAUSALITY,)
 _BROKEN = (Kind.INVARIANT, Kind.EXCEPTION)
@@ -116,7 +20,7 @@ _BROKEN = (Kind.INVARIANT, Kind.EXCEPTION)
 MISSING_FLUSH = (
     Mutant(
         "flush left out: counter",
-        "scenarios.py",
+        "stress.py",
         "store(mem, at, load(mem, at) + 1)\n        clflush(mem, at)\n",
         "store(mem, at, load(mem, at) + 1)\n",
         "lock_counter",
@@ -188,10 +92,43 @@ MISSING_FLUSH = (
     ),
 )
 
+HEADER = (
+    Mutant(
+        "header not flushed",
+        "region.py",
+        "    publish(mem, MAGIC_WORD * WORD, int(words[MAGIC_WORD]))",
+        "    store(mem, MAGIC_WORD * WORD, int(words[MAGIC_WORD]))",
+        "format_and_open",
+        (Kind.HANG,),
+    ),
+    Mutant(
+        "magic before the sizes",
+        "region.py",
+        """    for i in range(1, LINE // WORD):
+        store(mem, i * WORD, int(words[i]))
+    publish(""",
+        """    publish(mem, MAGIC_WORD * WORD, int(words[MAGIC_WORD]))
+    for i in range(1, LINE // WORD):
+        store(mem, i * WORD, int(words[i]))
+    publish(""",
+        "format_and_open",
+        _BROKEN,
+    ),
+    Mutant(
+        "header read without invalidate",
+        "region.py",
+        "        if i * WORD % LINE == 0:\n            clflush(mem, i * WORD)\n        words",
+        "        words",
+        "format_and_open",
+        (Kind.HANG, *_BROKEN, Kind.CAUSALITY),
+        (Cause.NO_INVALIDATE,),
+    ),
+)
+
 MISSING_INVALIDATE = (
     Mutant(
         "invalidate left out: counter",
-        "scenarios.py",
+        "stress.py",
         "        clflush(mem, at)\n        store(mem, at, load(mem, at) + 1)\n",
         "        store(mem, at, load(mem, at) + 1)\n",
         "lock_counter",
@@ -236,7 +173,7 @@ MISSING_INVALIDATE = (
     ),
     Mutant(
         "invalidate before the lock",
-        "scenarios.py",
+        "stress.py",
         "        acquire(mem, lay, lock)\n        clflush(mem, at)\n",
         "        clflush(mem, at)\n        acquire(mem, lay, lock)\n",
         "lock_counter",
@@ -248,7 +185,7 @@ MISSING_INVALIDATE = (
 POSTED_FLUSH = (
     Mutant(
         "clflushopt: counter",
-        "scenarios.py",
+        "stress.py",
         "store(mem, at, load(mem, at) + 1)\n        clflush(mem, at)\n",
         "store(mem, at, load(mem, at) + 1)\n        clflushopt(mem, at)\n        mfence(mem)\n",
         "lock_counter",
@@ -288,25 +225,16 @@ WRONG_ORDER = (
     Mutant(
         "READY before DMA completion",
         "prefix_cache.py",
-        """        write_chain(mem, lay, payload, places)
-        published = publish_chain(mem, lay, places)
-""",
-        """        for i in range(len(places)):
-            if places[i, CODE] == OK:
-                places[i, HANDLE] = start_write(mem, lay, int(places[i, BLOCK_AT]), payload[i])
-                places[i, CHECKSUM] = checksum(payload[i])
-        published = publish_chain(mem, lay, places)
-        for i in range(len(places)):
-            if places[i, CODE] == OK:
-                dma_wait(mem, int(places[i, HANDLE]))
-""",
+        "int(places[i, BLOCK_AT]), payload[i])\n    for i in range(len(places)):\n",
+        "int(places[i, BLOCK_AT]), payload[i])\n    publish_chain(mem, lay, places)\n"
+        "    for i in range(len(places)):\n",
         "cache_traffic",
         _CAUSAL,
         (Cause.DMA_INCOMPLETE,),
     ),
     Mutant(
         "release before flush",
-        "scenarios.py",
+        "stress.py",
         "        clflush(mem, at)\n        release(mem, lay, lock)\n",
         "        release(mem, lay, lock)\n        clflush(mem, at)\n",
         "lock_counter",
@@ -568,5 +496,14 @@ RECOVERY = (
     ),
 )
 
-ALL = MISSING_FLUSH + MISSING_INVALIDATE + POSTED_FLUSH + WRONG_ORDER + LOCK + CACHE + RECOVERY
+ALL = (
+    *HEADER,
+    *MISSING_FLUSH,
+    *MISSING_INVALIDATE,
+    *POSTED_FLUSH,
+    *WRONG_ORDER,
+    *LOCK,
+    *CACHE,
+    *RECOVERY,
+)
 """Every mutant; the names differ."""

@@ -221,7 +221,8 @@ def reserve_chain(mem: PodMemory, lay: Layout, keys: Words, length: int, places:
 
     ``places[:, CODE]`` says per block: OK (reserved: write it, then publish or abandon), EXISTS, or
     why not. After the first block without room the rest is refused too: heads go first. ``length``
-    is each block's payload in bytes, at most a chunk.
+    is each block's payload in bytes, at most a chunk. More blocks than the heap can hold evict
+    even if the bitmap has free chunks.
     """
     blocks = len(keys)
     if held_chunks(mem, lay) < blocks:
@@ -320,9 +321,22 @@ def abandon_chain(mem: PodMemory, lay: Layout, places: Words) -> int:
 def insert_chain(mem: PodMemory, lay: Layout, keys: Words, payload: Words, places: Words) -> int:
     """Store a chain: reserve, copy, publish; return how many blocks are newly READY.
 
-    ``payload`` has a row of whole words per block. ``places[:, CODE]`` tells the fate of each.
+    ``payload`` has a row of whole words per block. ``places[:, CODE]`` tells the fate of each. A
+    chain of more blocks than the heap can hold is reserved in parts; published it is at once, so
+    that a chain does not evict its own head.
     """
-    reserved = reserve_chain(mem, lay, keys, payload.shape[1] * WORD, places)
+    blocks = len(keys)
+    reserved = 0
+    start = 0
+    while start < blocks:
+        end = min(start + lay.heap_capacity, blocks)
+        n_bytes = payload.shape[1] * WORD
+        reserved += reserve_chain(mem, lay, keys[start:end], n_bytes, places[start:end])
+        start = end
+        last = int(places[end - 1, CODE])
+        if last not in (OK, EXISTS):
+            places[end:, CODE] = last
+            start = blocks
     published = 0
     if reserved > 0:
         write_chain(mem, lay, payload, places)

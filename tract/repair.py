@@ -1,4 +1,4 @@
-"""Repair: what dead nodes left half done is finished or undone (DESIGN of the pod, § TraCT).
+"""Repair: what dead nodes left half done is finished or undone (beyond the paper).
 
 Runs on the arbiter, after the dead were fenced, while no node holds one of TraCT's own locks and
 none is granted. The truth is in two places only: index entries and roots, each a line whose tag is

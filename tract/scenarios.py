@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlbench.emu.pod_ops import LINE, WORD, PodMemory, clflush, dma_wait, load, store
+from cxlbench.emu.pod_ops import LINE, WORD, PodMemory, dma_wait, pause
 from cxlbench.tract.arbiter import LIVE
 from cxlbench.tract.bitmap import mark_run
 from cxlbench.tract.codes import OK
+from cxlbench.tract.errors import ForeignRegionError
 from cxlbench.tract.eviction import block_of, count_live
 from cxlbench.tract.fsck import fsck
 from cxlbench.tract.heap import trim
 from cxlbench.tract.index import find_place, mark_ready, write_pending
-from cxlbench.tract.layout import INTERNAL_LOCKS, Layout, Sizes, names, plan
-from cxlbench.tract.lock import acquire, release
+from cxlbench.tract.layout import HEADER_BYTES, INTERNAL_LOCKS, Layout, Sizes, names, plan
 from cxlbench.tract.lru import append
 from cxlbench.tract.manager import manage
 from cxlbench.tract.membership import DEAD, survey
@@ -41,8 +41,9 @@ from cxlbench.tract.prefix_cache import (
     unpin_chain,
 )
 from cxlbench.tract.recovery import await_repair, recover, rejoin
-from cxlbench.tract.region import format_region
+from cxlbench.tract.region import format_region, open_region
 from cxlbench.tract.repair import is_unrepaired, repair
+from cxlbench.tract.stress import count_up
 from cxlbench.tract.transfer import start_read, start_write
 from cxlbench.tract.words import KEY_WORDS, checksum
 
@@ -79,11 +80,6 @@ def build(pod: Pod, sizes: Sizes, *, blocks: int = 0) -> Layout:
     return layout
 
 
-def is_alive(pod: Pod, node: int) -> bool:
-    """Return whether ``node`` has not died."""
-    return pod._run.nodes[node].alive
-
-
 def check_region(pod: Pod, lay: Layout) -> Callable[[HostMemory], None]:
     """Return a check for the end: the region is sound, no chunk is lost, nothing is pinned.
 
@@ -94,7 +90,7 @@ def check_region(pod: Pod, lay: Layout) -> Callable[[HostMemory], None]:
     def region_is_sound(mem: HostMemory) -> None:
         standing = np.zeros(lay.nodes, np.int64)
         survey(mem, lay, standing)
-        late = [n for n in range(lay.nodes) if standing[n] == LIVE and not is_alive(pod, n)]
+        late = [n for n in range(lay.nodes) if standing[n] == LIVE and not pod.is_alive(n)]
         late += [n for n in range(lay.nodes) if is_unrepaired(int(standing[n]))]
         if late:
             standing[late] = DEAD
@@ -121,17 +117,34 @@ def recover_and_restart(mem: PodMemory, dead: int, pod: Pod, lay: Layout) -> Non
     pod.run(mem.node_id(), await_repair, lay, dead, incarnation, name=f"waits for {dead}")
 
 
+# The header
+
+
+def format_and_open(pod: Pod) -> None:
+    """One node formats the region while two others wait for it and open it."""
+    sizes = Sizes(nodes=3, slots=1, chunks=1, chunk_bytes=LINE, roots=1)
+    lay = plan(sizes)
+    pod.region(lay.region_bytes)
+    pod.run(0, format_region, sizes, lay.region_bytes, name="formats")
+    for node in (1, 2):
+        pod.run(node, open_when_there, lay, name=f"opens on node {node}")
+    pod.at_end(check_region(pod, lay))
+
+
+def open_when_there(mem: PodMemory, expected: Layout) -> None:
+    """Poll until the region is there; any other error than that it is not is a failure."""
+    while True:
+        try:
+            found = open_region(mem, expected.region_bytes)
+        except ForeignRegionError:
+            pause(mem, 0, HEADER_BYTES)
+        else:
+            if found != expected:
+                raise WrongDataError(f"the header says {found}")
+            return
+
+
 # A counter under the lock
-
-
-def count_up(mem: PodMemory, lay: Layout, times: int, lock: int, at: int) -> None:
-    """Increment the word at ``at`` under ``lock``."""
-    for _ in range(times):
-        acquire(mem, lay, lock)
-        clflush(mem, at)
-        store(mem, at, load(mem, at) + 1)
-        clflush(mem, at)
-        release(mem, lay, lock)
 
 
 def lock_counter(pod: Pod) -> None:
@@ -139,7 +152,7 @@ def lock_counter(pod: Pod) -> None:
     lay = build(pod, Sizes(nodes=3, slots=1, chunks=1, chunk_bytes=LINE, user_locks=1))
     pod.bounded_waiting(lay.nodes - 1)
     for task, node in enumerate((0, 1, 2, 2)):
-        pod.run(node, count_up, lay, 2, FIRST_USER_LOCK, lay.pool_at, name=f"counter {task}")
+        pod.run(node, count_up, lay, FIRST_USER_LOCK, lay.pool_at, 2, name=f"counter {task}")
 
     def counted(mem: HostMemory) -> None:
         assert mem.load(lay.pool_at) == 8, f"8 increments made {mem.load(lay.pool_at)}"
@@ -152,7 +165,7 @@ def lock_counter_crash(pod: Pod) -> None:
     """Count under one lock while one of three nodes may die anywhere: the others go on."""
     lay = build(pod, Sizes(nodes=3, slots=1, chunks=1, chunk_bytes=LINE, user_locks=1))
     for node in range(3):
-        pod.run(node, count_up, lay, 2, FIRST_USER_LOCK, lay.pool_at, name=f"counter {node}")
+        pod.run(node, count_up, lay, FIRST_USER_LOCK, lay.pool_at, 2, name=f"counter {node}")
     pod.on_crash((0, 1, 2), recover_in_pod, pod, lay)
     pod.at_end(check_region(pod, lay))
 
@@ -161,7 +174,7 @@ def two_counters(mem: PodMemory, lay: Layout, times: int, first: int) -> None:
     """Increment two counters, each on a line and under a lock of its own."""
     for i in range(times):
         which = (first + i) % 2
-        count_up(mem, lay, 1, FIRST_USER_LOCK + which, counter_at(lay, which))
+        count_up(mem, lay, FIRST_USER_LOCK + which, counter_at(lay, which), 1)
 
 
 def counter_at(lay: Layout, which: int) -> int:
@@ -389,6 +402,7 @@ def objects_crash(pod: Pod) -> None:
 
 
 ALL: dict[str, Callable[[Pod], None]] = {
+    "format_and_open": format_and_open,
     "lock_counter": lock_counter,
     "lock_counter_crash": lock_counter_crash,
     "counters": counters,

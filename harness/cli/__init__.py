@@ -13,10 +13,33 @@ from cxlbench.harness.cli.doctor import doctor
 from cxlbench.harness.cli.generate import generate
 from cxlbench.harness.cli.group import cxlbench as main
 from cxlbench.harness.cli.io import io
+from cxlbench.harness.cli.pod import pod
+from cxlbench.harness.cli.pod_bench import bench_pod
+from cxlbench.harness.cli.pod_fsck import fsck
+from cxlbench.harness.cli.pod_long import campaign, stress
+from cxlbench.harness.cli.processes import status, up, worker
 from cxlbench.harness.cli.profiles import profiles
 from cxlbench.harness.cli.replay import replay
 
-for _command in (demo, replay, generate, io, profiles, calibrate, bench, doctor):
+for _command in (
+    demo,
+    replay,
+    generate,
+    io,
+    profiles,
+    calibrate,
+    bench,
+    doctor,
+    up,
+    worker,
+    status,
+    pod,
+):
     main.add_command(_command)
+
+bench.add_command(bench_pod)
+pod.add_command(campaign)
+pod.add_command(stress)
+pod.add_command(fsck)
 
 __all__ = ["main"]

@@ -106,7 +106,7 @@ def datapath(size: int, rounds: int, processes: bool, strict: bool, as_json: boo
         )
         for figure in found.figures
     ]
-    _report(output, found, bars, strict=strict)
+    report(output, found, bars, strict=strict)
 
 
 def _between_processes(output: Output, size: int, rounds: int, *, strict: bool) -> None:
@@ -164,7 +164,7 @@ def _between_processes(output: Output, size: int, rounds: int, *, strict: bool) 
             found.lookup_over_ping <= LOOKUP_BAR,
         )
     )
-    _report(output, found, bars, strict=strict)
+    report(output, found, bars, strict=strict)
 
 
 @bench.command(
@@ -215,7 +215,7 @@ def master(objects: int, batches: int, seed: int, strict: bool, as_json: bool) -
         ),
         Bar("load", f"{found.load:.2f}", f"{bars_of.MAX_LOAD}", found.load <= bars_of.MAX_LOAD),
     ]
-    _report(output, found, bars, strict=strict)
+    report(output, found, bars, strict=strict)
 
 
 @bench.command(
@@ -268,7 +268,7 @@ def clock(seconds: float, timers: int, pending: int, strict: bool, as_json: bool
             found.bandwidth_error <= MAX_BANDWIDTH_ERROR,
         ),
     ]
-    _report(output, found, bars, strict=strict)
+    report(output, found, bars, strict=strict)
 
 
 @bench.command(
@@ -332,10 +332,10 @@ def replay(trace: Path, limit: int | None, seed: int, strict: bool, as_json: boo
         output.document({"measured": found, "passed": _passed(bars)})
         output.note("WRONG: the replay delivered wrong blocks, or something was held at its end")
         raise click.exceptions.Exit(WRONG_DATA)
-    _report(output, found, bars, strict=strict)
+    report(output, found, bars, strict=strict)
 
 
-def _report(output: Output, measured: Any, bars: Sequence[Bar], *, strict: bool) -> None:
+def report(output: Output, measured: Any, bars: Sequence[Bar], *, strict: bool) -> None:
     """Print every bar with its verdict; raise Exit if one is missed and ``strict``."""
     from cxlbench.harness.tables import table
 

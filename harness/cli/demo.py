@@ -44,6 +44,9 @@ from cxlbench.harness.cli.output import Output
 )
 @seed_option
 @click.option("--quick", is_flag=True, help="A smaller workload, for a first look.")
+@click.option(
+    "--processes", is_flag=True, help="Real runs with Master, node and workers as processes."
+)
 @json_option
 def demo(
     trace: Path | None,
@@ -53,6 +56,7 @@ def demo(
     out: Path,
     seed: int,
     quick: bool,
+    processes: bool,
     as_json: bool,
 ) -> None:
     """Run one multi-turn workload on four tiers with the same DRAM, on real bytes and as a model.
@@ -80,6 +84,7 @@ def demo(
         out=out,
         seed=seed,
         quick=quick,
+        processes=processes,
     )
     with output.progress() as progress:
         result = run_demo(options, progress, output.note)
@@ -91,6 +96,7 @@ def demo(
         "budget_s": budget_s,
         "scale": scale,
         "quick": quick,
+        "processes": processes,
     }
     write_run(
         out,

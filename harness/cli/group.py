@@ -34,6 +34,7 @@ USER_ERRORS = (
     ("cxlbench.emu.faults", "FaultPlanError"),
     ("cxlbench.emu.status", "DeviceError"),
     ("cxlbench.emu.status", "HostLimitError"),
+    ("cxlbench.harness.deployment", "DeploymentError"),
     ("cxlbench.harness.rig", "BlockTooLargeError"),
     ("cxlbench.harness.replay", "TraceHasNoIdsError"),
     ("cxlbench.harness.requests", "WorkloadError"),

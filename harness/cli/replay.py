@@ -44,6 +44,7 @@ OF_A_REPLAY = (
     "think_cap_s",
     "speed",
     "wall",
+    "processes",
     "folder",
     "scale",
     "verify",
@@ -63,6 +64,7 @@ SPEED = FiniteRange(min=1e-3, max=1e6)
         "cxlbench replay chat.jsonl.gz --gpu-blocks 8",
         "cxlbench replay chat.jsonl.gz --gpu-blocks 8 --device cmm-h-256g --set dram_capacity=1GiB",
         "cxlbench replay chat.jsonl.gz --wall --folder /mnt/nvme --closed-loop --sessions 4",
+        "cxlbench replay chat.jsonl.gz --wall --processes --workers 2 --gpu-blocks 8",
         "cxlbench replay chat.jsonl.gz --faults plan.toml --json",
         "cxlbench replay chat.jsonl.gz --statistics --at 16GiB --at 64GiB",
     ),
@@ -109,6 +111,11 @@ SPEED = FiniteRange(min=1e-3, max=1e6)
 )
 @click.option("--speed", type=SPEED, default=1, show_default=True, help="Of arrivals.")
 @click.option("--wall/--virtual", default=False, help="Real bytes in real time. [default: virtual]")
+@click.option(
+    "--processes",
+    is_flag=True,
+    help="With --wall: Master, nodes and workers each in a process of its own.",
+)
 @folder_option
 @scale_option(f"[default: 1, with --wall {WALL_SCALE}]")
 @click.option(
@@ -197,6 +204,13 @@ def _refuse_contradictions(options: Options) -> None:
         raise click.UsageError(
             "--mode as-recorded counts partial blocks, which no engine replays: it is for "
             "--statistics"
+        )
+    if options.processes and not options.wall:
+        raise click.UsageError("--processes is for --wall: virtual time is in one process")
+    if options.processes and options.faults is not None:
+        raise click.UsageError(
+            "--faults are injected where all is in one process; to kill processes at random, see "
+            "docs/processes.md"
         )
     if options.folder is not None and not options.wall:
         raise click.UsageError("--folder is for --wall: in virtual time no bytes are moved")

@@ -6,6 +6,7 @@ Imports what it needs when it runs, like all commands (see ``cli/__init__.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from cxlbench.emu.faults import FaultPlan
     from cxlbench.harness.replay import ReplayResult, ReplaySpec
     from cxlbench.harness.requests import Workload
+    from cxlbench.harness.serving import Progress
 
 GIB = 1 << 30
 WALL_SCALE = 128
@@ -48,6 +50,7 @@ class Options:
     think_cap_s: float
     speed: float
     wall: bool
+    processes: bool
     folder: Path | None
     scale: float | None
     verify: str
@@ -139,7 +142,6 @@ def count_reuse(options: Options, output: Output) -> None:
 
 def replay_trace(options: Options, output: Output) -> None:
     """Replay, print figures, write the results; raise click's Exit if they are not fine."""
-    from cxlbench.harness.replay import replay as run
     from cxlbench.harness.results import check_writable
 
     check_writable(options.out or DEFAULT_OUT)
@@ -155,27 +157,47 @@ def replay_trace(options: Options, output: Output) -> None:
     if options.wall:
         _say_how_long(options, workload, spec, output)
     with output.progress() as progress:
-        result = run(
-            workload,
-            spec,
-            wall=options.wall,
-            folder=options.folder,
-            faults=faults,
-            progress=lambda done, total: progress("replaying requests", done, total),
-        )
+        result = _run(options, workload, spec, faults, partial(progress, "replaying requests"))
     _report(options, output, workload, spec, inputs, result)
     for note in _notes(options, spec, result):
         output.note(note)
     if not result.correct:
-        figures = result.figures
-        held = ", ".join(f"{count} {name}" for name, count in figures.held_at_rest.items())
-        output.note(
-            f"WRONG: {figures.wrong_blocks} wrong blocks were delivered; "
-            f"still held at the end: {held or 'nothing'}"
-        )
+        say_if_wrong(result, output)
         raise click.exceptions.Exit(WRONG_DATA)
     if result.fidelity is not None and not result.fidelity.trusted:
         raise click.exceptions.Exit(TIMING_NOT_KEPT)
+
+
+def _run(
+    options: Options, workload: Workload, spec: ReplaySpec, faults: FaultPlan, progress: Progress
+) -> ReplayResult:
+    if options.processes:
+        from cxlbench.harness.replay_processes import deployment_of, replay_on_processes
+
+        deployment = deployment_of(spec.rig, device=options.device, device_set=options.overrides)
+        return replay_on_processes(
+            workload, spec, deployment, folder=options.folder, progress=progress
+        )
+    from cxlbench.harness.replay import replay
+
+    return replay(
+        workload,
+        spec,
+        wall=options.wall,
+        folder=options.folder,
+        faults=faults,
+        progress=progress,
+    )
+
+
+def say_if_wrong(result: ReplayResult, output: Output) -> None:
+    """Say what is wrong with a result that is not correct."""
+    figures = result.figures
+    held = ", ".join(f"{count} {name}" for name, count in figures.held_at_rest.items())
+    output.note(
+        f"WRONG: {figures.wrong_blocks} wrong blocks were delivered; "
+        f"still held at the end: {held or 'nothing'}"
+    )
 
 
 def _plan(options: Options) -> FaultPlan:
@@ -361,6 +383,7 @@ def _inputs(
         "block_tokens": workload.block_tokens,
         "requests": len(workload.requests),
         "clock": "wall" if options.wall else "virtual",
+        "processes": options.processes,
         "seed": options.seed,
         "scale": spec.rig.scale,
         "overrides": options.overrides,
@@ -384,6 +407,7 @@ def _report(
 
     rig, figures = spec.rig, result.figures
     how = f"real time, real bytes at scale {rig.scale:g}" if options.wall else "virtual time"
+    how += ", each part a process" if options.processes else ""
     at_scale = "" if options.wall or rig.scale == 1 else f" at scale {rig.scale:g}"
     parts = [
         f"{workload.name} on {rig.nodes * rig.devices_per_node} x {options.device}: "

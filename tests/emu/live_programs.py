@@ -51,18 +51,33 @@ def say_who(live):
     return live.node, live.process, live.incarnation, live.memory.node_id()
 
 
+def turn_for_ever(live):
+    """Pay no attention to anything."""
+    while True:
+        pass
+
+
 def fail(live):
     raise ValueError("on purpose")
 
 
 @program
-def count_up(mem, lock, word, times):
-    """A counter in local memory, under a local lock, by plain loads and stores."""
+def count_up(mem, lock, word, times, parties):
+    """Two counters in local memory: by loads and stores under a lock, and by atomic addition.
+
+    The processes begin together: each says that it is there, and waits for the others.
+    """
+    local_lock(mem, lock)
+    local_store(mem, word + 2, local_load(mem, word + 2) + 1)
+    local_unlock(mem, lock)
+    while local_load(mem, word + 2) < parties:
+        pause(mem, 0, 8)
+    for _ in range(10 * times):
+        local_add(mem, word + 1, 1)
     for _ in range(times):
         local_lock(mem, lock)
         local_store(mem, word, local_load(mem, word) + 1)
         local_unlock(mem, lock)
-        local_add(mem, word + 1, 1)
 
 
 @program
@@ -157,7 +172,7 @@ load_many_compiled = compiled_once(load_many)
 store_many_compiled = compiled_once(store_many)
 
 PROGRAMS = {
-    "count_up": (count_up_compiled, (0, 0, 1)),
+    "count_up": (count_up_compiled, (0, 0, 1, 1)),
     "write_lines_for_ever": (write_lines_for_ever_compiled, (0, 1)),
     "torn_lines": (torn_lines_compiled, (0, 1, 1)),
     "hand_over": (hand_over_compiled, (0, 64, 1, True)),

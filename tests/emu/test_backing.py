@@ -432,3 +432,23 @@ def test_a_short_write_of_parts_loses_the_last_one_only():
     there = [(8 * PAGE_BYTES, PAGE_BYTES), (9 * PAGE_BYTES, PAGE_BYTES)]
     asyncio.run(backing.read(0, arena, there))
     assert arena.cells(there) == (arena.cells(extents)[0], None)
+
+
+def test_ranges_that_were_never_written_are_known_where_files_have_holes(tmp_path):
+    stripe = 16 * PAGE_BYTES
+    size = 64 * stripe
+    backing = FileBacking([tmp_path / "a", tmp_path / "b"], size, stripe_bytes=stripe)
+    arena = Arena(PAGE_BYTES)
+    arena.array[:] = 1
+    try:
+        if not backing.unwritten(0, size):
+            pytest.skip("this file system does not tell of holes")
+        at = 20 * stripe + PAGE_BYTES
+        asyncio.run(backing.write(at, arena, [(0, PAGE_BYTES)]))
+        assert not backing.unwritten(at, PAGE_BYTES)
+        assert not backing.unwritten(0, size)
+        assert backing.unwritten(0, 20 * stripe)
+        assert backing.unwritten(40 * stripe, size - 40 * stripe)
+    finally:
+        backing.close()
+        arena.close()

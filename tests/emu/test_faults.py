@@ -186,3 +186,19 @@ def test_a_file_that_is_not_toml_is_named(tmp_path, content):
 def test_a_plan_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FaultPlanError, match=r"none.toml: No such file"):
         FaultPlan.load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = " + "9" * 5000, "not valid TOML"),
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("seed = true", "seed must be a whole number"),
+        ('[[fault]]\npoint = "control"\nkind = "down"\ndelay = 1', "known: point, "),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_refused_in_words(tmp_path, text, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(FaultPlanError, match=message):
+        FaultPlan.load(path)

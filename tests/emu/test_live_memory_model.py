@@ -6,12 +6,15 @@ they land, so that nothing depends on timing.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.errors import TypingError
 
-from cxlbench.emu.pod_dma import PodDmaError
+from cxlbench.emu.pod_dma import DMA_SLOTS, PodDmaError
 from cxlbench.emu.pod_layout import ArrivalLaw, CacheGeometry, DeviceCosts, Disturbance, PodShape
 from cxlbench.emu.pod_local import PodAddressError
 from cxlbench.emu.pod_node_process import NodeFailedError, NodeForker
@@ -390,6 +393,33 @@ def test_a_dma_polled_to_completion_is_done_once(rig):
         a.dma_done(handle)
 
 
+def test_a_dma_keeps_its_words_alive_until_it_is_complete_and_no_longer(shared):
+    memory = shared.pod.memory(0)
+    words = np.arange(512)
+    before = sys.getrefcount(words)
+    handles = [memory.dma_write(0, words), memory.dma_write(4096, np.arange(512) + 7)]
+    assert sys.getrefcount(words) == before + 1
+    for handle in handles:
+        memory.dma_wait(handle)
+    assert sys.getrefcount(words) == before
+    assert shared.pod.device[512:1024].tolist() == list(range(7, 519))
+
+
+def test_more_dma_in_flight_than_there_are_places_are_refused(shared):
+    memory = shared.pod.memory(0)
+    handles = [memory.dma_write(0, np.ones(1, dtype=np.int64)) for _ in range(DMA_SLOTS)]
+    with pytest.raises(PodDmaError, match="wait for one before the next"):
+        memory.dma_write(0, np.ones(1, dtype=np.int64))
+    for handle in handles:
+        memory.dma_wait(handle)
+
+
+@pytest.mark.parametrize("words", [np.zeros(4), np.zeros((2, 2), dtype=np.int64), [1, 2]])
+def test_a_dma_of_anything_but_words_is_refused(shared, words):
+    with pytest.raises(TypingError, match="one-dimensional int64 array"):
+        shared.pod.memory(0).dma_read(0, words)
+
+
 def test_a_dma_costs_the_time_that_the_device_takes(forker):
     with Rig(forker, nodes=1, costs=DeviceCosts(line_ps=2_000_000)) as rig:
         (a,) = rig.nodes
@@ -397,6 +427,23 @@ def test_a_dma_costs_the_time_that_the_device_takes(forker):
         begin = a.now()
         a.dma_wait(a.dma_write(0, "out"))
         assert a.now() - begin >= 100 * 2000
+
+
+def test_what_misses_or_flushes_takes_the_devices_time_and_a_hit_does_not(forker):
+    with Rig(forker, nodes=1, costs=DeviceCosts(fill_ns=2_000_000, flush_ns=3_000_000)) as rig:
+        memory = rig.pod.memory(0)
+        for operation, least_ns in ((memory.load, 2_000_000), (memory.clflush, 3_000_000)):
+            begin = memory.now()
+            operation(0)
+            assert memory.now() - begin >= least_ns
+        memory.load(0)
+        assert min(timed(memory, 0) for _ in range(20)) < 2_000_000
+
+
+def timed(memory, off):
+    begin = memory.now()
+    memory.load(off)
+    return memory.now() - begin
 
 
 # Local memory, arguments

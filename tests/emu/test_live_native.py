@@ -87,14 +87,14 @@ def test_the_same_program_runs_between_native_nodes(pod):
 
 @needs_flushes
 def test_processes_of_a_node_count_exactly_and_nodes_are_apart(pod):
-    processes = pod.start(0, f"{PROGRAMS}:run", "count_up", 5, 10, 200_000)
+    processes = pod.start(0, f"{PROGRAMS}:run", "count_up", 5, 10, 200_000, 2)
     for process in processes:
         process.receive()
     for process in processes:
         process.send("go")
     for process in processes:
         process.result()
-    assert pod.memory(0).local_load(10) == pod.memory(0).local_load(11) == 400_000
+    assert [pod.memory(0).local_load(word) for word in (10, 11)] == [400_000, 4_000_000]
     assert pod.memory(1).local_load(10) == 0
 
 

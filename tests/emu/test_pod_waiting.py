@@ -265,3 +265,19 @@ def test_what_no_pod_can_do_is_refused_with_what_is_possible(program, said):
 
 def test_offset_zero_is_an_ordinary_offset():
     quiet(two(lambda mem: flag_up(mem, 0), lambda mem: wait_for(mem, 0)))
+
+
+def poll_without_sleep(mem):
+    """Wait for the flag in a loop that lands something on the line it pauses on each time."""
+    counter = FLAG + 2 * LINE
+    clflush(mem, FLAG)
+    while not load(mem, FLAG):
+        store(mem, counter, load(mem, counter) + 1)
+        clflush(mem, counter)
+        pause(mem, counter, 8)
+        clflush(mem, FLAG)
+
+
+def test_a_task_that_polls_without_sleeping_starves_nobody():
+    found = explore(two(poll_without_sleep, flag_up), schedules=100, scheduler="pct", max_steps=5000)
+    assert not found.failed, found.report

@@ -19,7 +19,7 @@ from cxlbench.tract.layout import Sizes, plan
 MODULES = [
     name
     for _, name, _ in pkgutil.iter_modules(cxlbench.tract.__path__)
-    if name not in ("scenarios", "mutants", "client", "errors", "codes")
+    if name not in ("scenarios", "mutants", "mutant_loader", "client", "errors", "codes")
 ]
 LAYOUT = plan(Sizes(nodes=2, slots=8, chunks=8, chunk_bytes=64))
 TWO_DIMENSIONAL = ("keys", "places", "payload")

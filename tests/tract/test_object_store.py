@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from cxlbench.tract.client import ObjectStore, StoredObject, check_offset, name_words
+from cxlbench.tract.client import ObjectStore, StoredObject, name_words
 from cxlbench.tract.codes import STALE
 from cxlbench.tract.errors import (
     NameExistsError,
@@ -17,7 +17,6 @@ from cxlbench.tract.errors import (
     ObjectTooLargeError,
     OutOfSpaceError,
     RootNameError,
-    UnalignedOffsetError,
 )
 from cxlbench.tract.fsck import fsck
 from cxlbench.tract.layout import Sizes
@@ -164,19 +163,6 @@ def test_an_object_is_flushed_before_its_root_is_ready() -> None:
     lines = {off for what, off in order if what == "flush" and off >= stores.layout.pool_at}
     assert last < ready
     assert lines == {stores.layout.pool_at, stores.layout.pool_at + 64}
-
-
-def test_offsets_are_checked() -> None:
-    layout = Stores().layout
-    check_offset(layout, 0)
-    check_offset(layout, 8)
-    with pytest.raises(UnalignedOffsetError, match="multiple of 8"):
-        check_offset(layout, 4)
-    with pytest.raises(UnalignedOffsetError, match="multiple of 64"):
-        check_offset(layout, 8, alignment=64)
-    for outside in (-8, layout.region_bytes):
-        with pytest.raises(UnalignedOffsetError, match="outside"):
-            check_offset(layout, outside)
 
 
 class StoreMachine(RuleBasedStateMachine):

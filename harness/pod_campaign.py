@@ -1,0 +1,156 @@
+"""The campaign that says what the checker is worth: right code is quiet, wrong code is not.
+
+Right code is in ``pod_quiet.py``, wrong code in ``pod_hunt.py``. The work is handed to as many
+processes as there are cores; what comes out does not depend on how many those are. Units:
+schedules; s of the host's clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any
+
+from cxlbench.harness.pod_hunt import Hunt, MutantRow, Search, hunt_mutant
+from cxlbench.harness.pod_quiet import SCHEDULERS, Finding, QuietRow, joined, pieces, run_piece
+from cxlbench.tract import mutants, scenarios
+
+SCHEDULES = 20_000
+"""Schedules of right code in which nodes may die; half as many again in which they may not."""
+MUTANT_BOUND = 2_000
+"""Schedules within which a mutant must be found."""
+SAMPLE = 200
+"""Schedules, at least, of which the share that fails is told."""
+
+Told = Callable[[str, int, int], object]
+
+
+class NothingChosenError(ValueError):
+    """No scenario and no mutant is called like that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """What came of it."""
+
+    seed: int
+    bound: int
+    quiet: tuple[QuietRow, ...]
+    mutants: tuple[MutantRow, ...]
+    elapsed_s: float = field(compare=False)
+
+    @property
+    def schedules(self) -> int:
+        """Schedules of right code."""
+        return sum(row.schedules for row in self.quiet)
+
+    @property
+    def with_deaths(self) -> int:
+        """Schedules of right code in which a node died or was taken for dead."""
+        return sum(row.with_deaths for row in self.quiet)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All reports on right code."""
+        return tuple(finding for row in self.quiet for finding in row.findings)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Mutants that were not found, or mostly called something that they are not."""
+        return tuple(row.mutant for row in self.mutants if not row.found)
+
+    @property
+    def passed(self) -> bool:
+        """Whether right code was quiet and every wrong one was found."""
+        return not self.findings and not self.missed
+
+
+def run_campaign(
+    *,
+    schedules: int = SCHEDULES,
+    bound: int = MUTANT_BOUND,
+    sample: int = SAMPLE,
+    seed: int = 1,
+    only: str = "",
+    processes: int | None = None,
+    progress: Told | None = None,
+) -> Campaign:
+    """Run the campaign on scenarios and mutants whose names contain ``only``.
+
+    ``schedules`` are divided among the schedulers and the scenarios in which nodes may die; half as
+    many are divided among the others. Mutants are hunted for ``bound`` schedules, no longer than
+    ``sample`` once they were found. ``processes`` defaults to the cores; 1 uses no other process.
+
+    Raises:
+        ValueError: a number is not positive.
+        NothingChosenError: nothing is called like that.
+    """
+    if min(schedules, bound, sample) < 1 or (processes is not None and processes < 1):
+        raise ValueError(
+            "schedules, bound, sample and processes must be positive, got "
+            f"{schedules}, {bound}, {sample}, {processes}"
+        )
+    begin_s = time.monotonic()
+    chosen = [name for name in scenarios.ALL if only in name]
+    hunted = [i for i, mutant in enumerate(mutants.ALL) if only in mutant.name]
+    if not chosen and not hunted:
+        raise NothingChosenError(f"no scenario and no mutant has {only!r} in its name")
+    parts = list(pieces(chosen, schedules, seed))
+    hunts = [Hunt(i, s, bound, sample, seed) for i in hunted for s in SCHEDULERS]
+    tasks: list[Callable[[], Any]] = [functools.partial(hunt_mutant, one) for one in hunts]
+    tasks += [functools.partial(run_piece, one) for one in parts]
+    done = _in_parallel(tasks, processes or _cores(), progress)
+    searches: list[Search] = done[: len(hunts)]
+    rows: list[QuietRow] = done[len(hunts) :]
+    return Campaign(
+        seed,
+        bound,
+        tuple(joined(chosen, rows)),
+        tuple(
+            MutantRow(name, tuple(one for one in searches if one.mutant == name))
+            for name in dict.fromkeys(one.mutant for one in searches)
+        ),
+        time.monotonic() - begin_s,
+    )
+
+
+def _in_parallel(
+    tasks: Sequence[Callable[[], Any]], processes: int, progress: Told | None
+) -> list[Any]:
+    """Call all tasks in so many processes; return what they returned, in order."""
+    tell = progress or (lambda what, done, total: None)
+    what = "pieces of the campaign"
+    if processes == 1:
+        results = []
+        for number, task in enumerate(tasks):
+            results.append(task())
+            tell(what, number + 1, len(tasks))
+        return results
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_end_when_interrupted) as pool:
+        futures: list[Future[Any]] = [pool.submit(task) for task in tasks]
+        try:
+            for number, one in enumerate(as_completed(futures)):
+                one.result()
+                tell(what, number + 1, len(tasks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [one.result() for one in futures]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _end_when_interrupted() -> None:
+    """Let an interrupt end a worker without a word: the parent says what is to be said."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

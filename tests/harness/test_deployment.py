@@ -1,0 +1,162 @@
+"""The configuration of a deployment: where values come from, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cxlbench.harness.deployment import DeploymentError, DeploymentSpec, load_spec
+from cxlbench.harness.deployment_config import make_spec, read_config
+
+
+def refused(**values) -> list[str]:
+    with pytest.raises(DeploymentError) as refusal:
+        make_spec(values)
+    return refusal.value.problems
+
+
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
+    file = tmp_path / "tier.toml"
+    file.write_text('nodes = 2\nscale = 64\ncapacity = "8 GiB"\n')
+    environment = {"CXLBENCH_NODES": "3", "CXLBENCH_SCALE": "256", "CXLBENCH_TRACES": "/elsewhere"}
+    spec = read_config(file, environment, {"nodes": "4", "scale": None})
+    assert (spec.nodes, spec.scale, spec.capacity) == (4, 256, 8 << 30)
+
+
+def test_without_anything_the_defaults_are_a_deployment():
+    assert read_config(None, {}, {}) == DeploymentSpec()
+
+
+def test_all_that_is_wrong_is_said_at_once_each_with_where_it_was_said(tmp_path):
+    file = tmp_path / "tier.toml"
+    file.write_text('nodes = 0\ndevice = "none-such"\nnode = 2\ncapacity = "12 parsecs"\n')
+    with pytest.raises(DeploymentError) as refusal:
+        read_config(file, {"CXLBENCH_DEADLINE_S": "soon"}, {"node_link": "none-such"})
+    problems = refusal.value.problems
+    assert len(problems) == 6
+    text = str(refusal.value)
+    for begin in (
+        f"{file}: nodes: 0 must be from 1 to 64",
+        f"{file}: node: no such key; did you mean nodes?",
+        f"{file}: capacity: '12 parsecs'",
+        f"{file}: device: there is no profile 'none-such'",
+        "CXLBENCH_DEADLINE_S: deadline_s: 'soon' must be a number",
+        "--node-link: node_link: there is no profile 'none-such'",
+    ):
+        assert any(problem.startswith(begin) for problem in problems), (begin, text)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nodes": 2.5}, "whole number"),
+        ({"nodes": True}, "whole number"),
+        ({"nodes": "many"}, "whole number"),
+        ({"scale": "nan"}, "finite"),
+        ({"scale": "inf"}, "finite"),
+        ({"scale": 0.5}, "at least 1"),
+        ({"capacity": -1}, "at least 4096 B"),
+        ({"capacity": 1.5}, "size such as"),
+        ({"capacity": "8 MiB"}, "hold at least one block"),
+        ({"prefetch": "perhaps"}, "true or false"),
+        ({"deadline_s": 0}, "0.01 to 3600"),
+        ({"device": ""}, "must be a text"),
+        ({"device": "nic-100g"}, "no device that keeps blocks"),
+        ({"device": "none.such:thing"}, "cannot import"),
+        ({"device_set": {"dram_capacity": "much"}}, "dram_capacity"),
+        ({"device_set": "dram_capacity"}, "KEY=VALUE"),
+        ({"device": "cmm-h-256g", "throttled": False}, "only a cxl-hm"),
+        ({"software": "nic-100g"}, "software"),
+        ({"dax": ["/dev/none-such"]}, "is not there"),
+        ({"dax": ["/dev/null", "/dev/null"], "nodes": 2}, "cannot share"),
+        ({"dax": ["/dev/null"], "nodes": 2}, "1 files for 2 devices"),
+        ({"dax": ["/dev/null"], "hugetlb": True}, "leave one of both out"),
+        ({"dax": 7}, "list of paths"),
+        ({"numa_node": 4000}, "no NUMA node 4000"),
+        ({"listen": "udp://127.0.0.1:1"}, "unix or tcp"),
+        ({"listen": "tcp://127.0.0.1:http"}, "unix or tcp"),
+        ({"listen": "tcp://127.0.0.1:65535"}, "end at 65535"),
+        ({"listen": "tcp://tier.example:7000"}, "IPv4 address"),
+        ({"listen": "tcp://[::1]:7000"}, "IPv4 address"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_could(values, said):
+    (problem,) = refused(**values)
+    assert said in problem
+
+
+def test_only_loopback_is_served_unless_more_is_asked_for_by_name():
+    (problem,) = refused(listen="tcp://0.0.0.0:7000")
+    assert "allow_remote = true" in problem
+    assert make_spec({"listen": "tcp://0.0.0.0:7000", "allow_remote": True}).allow_remote
+    for host in ("127.0.0.1", "127.1.2.3", "localhost"):
+        make_spec({"listen": f"tcp://{host}:7000"})
+
+
+def test_a_run_directory_too_long_for_its_sockets_is_refused():
+    (problem,) = refused(run_dir="/tmp/" + "x" * 100)
+    assert "shorter" in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"scale": "100000"}, "use a scale of at most"),
+        ({"block_bytes": "6 GiB", "capacity": "64 GiB"}, "staging buffer of a worker"),
+        ({"capacity": "900 TiB"}, "SSDs have"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_starts(flags, said):
+    with pytest.raises(DeploymentError, match=said):
+        read_config(None, {}, flags)
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text("nodes = = 2")
+    for path in (tmp_path / "none.toml", bad):
+        with pytest.raises(DeploymentError, match=path.name):
+            read_config(path, {}, {})
+
+
+def test_environment_and_options_can_hold_every_kind_of_value():
+    spec = read_config(
+        None,
+        {
+            "CXLBENCH_DEVICE_SET": "dram_capacity=16 GiB, ssd.read_latency=80 us",
+            "CXLBENCH_PREFETCH": "off",
+            "CXLBENCH_FOLDER": "",
+        },
+        {"numa_node": ""},
+    )
+    assert spec.device_set == {"dram_capacity": "16 GiB", "ssd.read_latency": "80 us"}
+    assert (spec.prefetch, spec.folder, spec.numa_node) == (False, None, None)
+
+
+def test_a_saved_spec_comes_back_as_it_was(tmp_path):
+    spec = DeploymentSpec(
+        run_dir=tmp_path / "run",
+        nodes=3,
+        capacity=None,
+        device_set={"dram_capacity": "1 GiB"},
+        folder=Path("ssd"),
+        dax=(Path("/dev/dax0.0"),),
+        scale=1.5,
+    )
+    spec.save()
+    assert load_spec(tmp_path / "run") == spec
+
+
+def test_where_nothing_runs_it_says_how_to_start_something(tmp_path):
+    with pytest.raises(DeploymentError, match="cxlbench up --run-dir"):
+        load_spec(tmp_path)
+    (tmp_path / "deployment.json").write_text('{"nodes": "many"}')
+    with pytest.raises(DeploymentError, match="no deployment of this version"):
+        load_spec(tmp_path)
+
+
+def test_master_and_nodes_serve_at_ports_one_after_the_other():
+    spec = make_spec({"listen": "tcp://localhost:7000", "nodes": 2})
+    ports = [spec.endpoint("master"), spec.endpoint("node", 0), spec.endpoint("node", 1)]
+    assert ports == [f"tcp://127.0.0.1:{port}" for port in (7000, 7001, 7002)]

@@ -1,0 +1,164 @@
+"""A deployment's processes: started, watched, ended; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from cxlbench.emu.status import HostLimitError
+from cxlbench.harness.deployment import DeploymentError, DeploymentSpec
+from cxlbench.harness.deployment_config import make_spec
+from cxlbench.harness.deployment_status import directory, read_status
+from cxlbench.harness.supervisor import Deployment, PartFailedError
+
+SMALL = {"scale": 1024, "capacity": "8 GiB"}
+
+
+def spec_in(place: Path, **values) -> DeploymentSpec:
+    return make_spec({"run_dir": place / "run" / "x", **SMALL, **values})
+
+
+def until(true, *, within_s=10.0):
+    end_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_deployment_comes_up_answers_survives_its_parts_and_leaves_nothing(tmp_path):
+    spec = spec_in(tmp_path, nodes=2)
+    deployment = Deployment(spec)
+    deployment.start()
+    try:
+        pids = [deployment.pid(*part) for part in deployment.parts]
+        status = read_status(spec)
+        assert [part.name for part in status.parts] == ["Master", "node 0", "node 1"]
+        assert status.complete
+        assert [part.figures["clients"] for part in status.parts] == [2, 1, 1]
+        before = directory(spec, timeout_s=2)
+
+        deployment.kill("node", 1)
+        deployment.restart("node", 1)
+        after = directory(spec, timeout_s=2)
+        assert after[0].epoch == before[0].epoch
+        assert after[1].epoch != before[1].epoch
+
+        deployment.kill("master")
+        deployment.restart("master")
+        assert directory(spec, timeout_s=2) == after
+        assert deployment.ended() == []
+
+        os.kill(deployment.pid("node", 0), signal.SIGKILL)
+        until(lambda: not deployment.running("node", 0))
+        (ended,) = deployment.ended()
+        assert ended.name == "node 0"
+        assert "SIGKILL" in ended.line()
+        assert deployment.ended() == []
+        pids += [deployment.pid(*part) for part in deployment.parts]
+    finally:
+        deployment.stop()
+    assert not any(alive(pid) for pid in pids)
+    assert list(tmp_path.iterdir()) == []
+    deployment.stop()
+
+
+def test_a_part_that_is_stopped_does_not_answer_and_costs_the_others_nothing(tmp_path):
+    spec = spec_in(tmp_path)
+    with Deployment(spec) as deployment:
+        deployment.kill("node", 0, signal.SIGSTOP)
+        begin_s = time.monotonic()
+        status = read_status(spec)
+        assert time.monotonic() - begin_s < 1.5
+        assert [part.trouble for part in status.parts] == ["", "does not answer"]
+        assert status.anything
+        assert not status.complete
+        deployment.kill("node", 0, signal.SIGCONT)
+        until(lambda: read_status(spec).complete)
+        deployment.kill("node", 0, signal.SIGSTOP)  # and it is ended all the same
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_deployment_in_a_run_directory_is_refused_and_the_first_goes_on(tmp_path):
+    spec = spec_in(tmp_path)
+    with Deployment(spec) as deployment:
+        second = Deployment(spec_in(tmp_path, nodes=3))
+        with pytest.raises(DeploymentError, match="a deployment runs in"):
+            second.start()
+        second.stop()
+        assert deployment.running("master")
+        assert read_status(spec).complete
+        assert directory(spec, timeout_s=2).keys() == {0}
+
+
+def test_a_port_in_use_is_named_and_everything_is_taken_down_again(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        spec = spec_in(tmp_path, listen=f"tcp://127.0.0.1:{port}")
+        deployment = Deployment(spec)
+        with pytest.raises(PartFailedError, match=rf"(?s)Master ended.*{port}.*in use"):
+            deployment.start()
+    assert [path.name for path in spec.run_dir.iterdir()] == ["master.log"]
+
+
+def test_what_a_killed_deployment_left_is_no_obstacle_and_its_processes_end_with_it(tmp_path):
+    spec = spec_in(tmp_path)
+    script = textwrap.dedent(
+        f"""
+        from cxlbench.harness.deployment_config import make_spec
+        from cxlbench.harness.supervisor import Deployment
+        deployment = Deployment(make_spec({{"run_dir": {str(spec.run_dir)!r}, **{SMALL!r}}}))
+        deployment.start()
+        print(deployment.pid("master"), deployment.pid("node"), flush=True)
+        input()
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        pids = [int(word) for word in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.kill()
+    left = {path.name for path in spec.run_dir.iterdir()}
+    assert {"master.sock", "node0.sock", "master.lock", "deployment.json"} <= left
+    with Deployment(spec):  # waits for the orphans, which the kernel has told to end
+        assert not any(alive(pid) for pid in pids)
+        assert read_status(spec).complete
+
+
+def test_backing_files_stay_where_the_user_wants_them(tmp_path):
+    files = tmp_path / "ssd"
+    files.mkdir()
+    with Deployment(spec_in(tmp_path, folder=files)):
+        pass
+    assert [path.name for path in sorted(files.iterdir())] == ["node0.dev0.ssd0", "node0.dev0.ssd1"]
+    assert list(tmp_path.iterdir()) == [files]
+
+
+def test_a_run_directory_that_was_there_stays_with_what_others_put_into_it(tmp_path):
+    spec = spec_in(tmp_path)
+    spec.run_dir.mkdir(parents=True)
+    (spec.run_dir / "mine.txt").write_text("mine")
+    with Deployment(spec):
+        pass
+    assert [path.name for path in spec.run_dir.iterdir()] == ["mine.txt"]
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(HostLimitError, match="choose another"):
+        Deployment(spec_in(tmp_path)).start()
