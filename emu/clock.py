@@ -38,6 +38,9 @@ T = TypeVar("T")
 SPIN_S = 120e-6
 """How long before a deadline the wall clock stops sleeping in the kernel and spins."""
 
+LATE_KEPT = 1 << 20
+"""How many latenesses a wall clock remembers at most; then it forgets the older half."""
+
 POLL_EVERY = 16
 """Busy loop turns between two looks at the file descriptors."""
 
@@ -225,7 +228,7 @@ class Clock:
     def __init__(self, loop: _TimerLoop) -> None:
         self._loop = loop
         self.late_s = array("d")
-        """Lateness of every deadline, s, in the order of waking; empty in virtual time."""
+        """Lateness of the last deadlines, s, in the order of waking; empty in virtual time."""
         self._main: asyncio.Task[Any] | None = None
         self._crash: BaseException | None = None
 
@@ -413,7 +416,10 @@ class WallClock(Clock):
         """Wait until ``when``, and record how late the task was woken."""
         await self._loop.wake_at(when)
         if self.records:
-            self.late_s.append(self._loop.time() - when)
+            late_s = self.late_s
+            late_s.append(self._loop.time() - when)
+            if len(late_s) > LATE_KEPT:
+                del late_s[: LATE_KEPT // 2]
         self.advance(when)
 
     async def breathe(self) -> None:

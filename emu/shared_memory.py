@@ -51,6 +51,7 @@ class SharedSegment:
             if device is not None:
                 self.path = device
                 self._descriptor = os.open(device, os.O_RDWR)
+                self._check_room(device)
                 return
             if maker is not None and Path("/proc/self/fd").exists():
                 huge = getattr(os, "MFD_HUGETLB", 0x4) if hugetlb else 0
@@ -63,6 +64,13 @@ class SharedSegment:
         except OSError as error:
             self.close()
             raise HostLimitError(f"cannot share {nbytes} B of memory: {error.strerror}") from error
+
+    def _check_room(self, device: Path) -> None:
+        """Refuse a file in a device's place that is too short: touching its end would kill us."""
+        found = os.fstat(self._descriptor).st_size
+        if 0 < found < self.nbytes:  # a device says 0
+            self.close()
+            raise HostLimitError(f"{device} has {found} B, {self.name} needs {self.nbytes} B")
 
     def arena(self) -> Arena:
         """Map it here. Raises ``HostLimitError`` if the host has not so much of it."""

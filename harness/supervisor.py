@@ -192,7 +192,7 @@ class Deployment:
             wanted = [
                 number
                 for (role, number), child in self._children.items()
-                if role == "node" and child.process.poll() is None and not child.stopped
+                if role == "node" and not (child.told or child.stopped or child.reported)
             ]
             missing = [
                 number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cxlbench.harness.cli.bench import bench
 from cxlbench.harness.cli.calibrate import calibrate
+from cxlbench.harness.cli.chaos import chaos
 from cxlbench.harness.cli.demo import demo
 from cxlbench.harness.cli.doctor import doctor
 from cxlbench.harness.cli.generate import generate
@@ -33,6 +34,7 @@ for _command in (
     up,
     worker,
     status,
+    chaos,
     pod,
 ):
     main.add_command(_command)

@@ -133,7 +133,8 @@ class Commands(click.Group):
     epilog=f"""
 Exit codes: 0 fine; {WRONG_DATA} wrong data was delivered, or something leaked (or `bench
 --strict` missed a bar); {BAD_INPUT} a bad option or file, or this host cannot do it;
-{TIMING_NOT_KEPT} `replay --wall` or `io --wall` did not keep its timing (`demo` only marks it);
+{TIMING_NOT_KEPT} `replay --wall`, `io --wall` or `worker` did not keep its timing (`demo` only
+marks it);
 {INTERRUPTED} interrupted; {TERMINATED} terminated (SIGTERM); {OUTPUT_CLOSED} whoever read the
 output closed it (`| head`).
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cxlbench.emu import clock as clock_module
 from cxlbench.emu.clock import Clock, DeadlockError, JobSet, VirtualClock, WallClock
 from cxlbench.emu.pipe import Pipe, finished
 from cxlbench.emu.sync import Budget, Signal
@@ -470,3 +471,15 @@ def test_a_wall_clock_works_in_a_process_with_very_many_open_files():
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_clock_that_runs_for_long_remembers_the_last_latenesses_only(monkeypatch):
+    monkeypatch.setattr(clock_module, "LATE_KEPT", 10)
+
+    async def wake_often():
+        for _ in range(1000):
+            await wall.sleep_until(wall.real())
+
+    with WallClock() as wall:
+        wall.run(wake_often())
+        assert 5 <= len(wall.late_s) <= 10

@@ -394,3 +394,22 @@ def test_what_cannot_be_done_to_a_node_is_refused(recover, said):
     run = scripted(scenario, [("crash", 0, 0)])
     assert run.failure.kind is Kind.EXCEPTION
     assert said in run.failure.message
+
+
+def test_a_scenario_can_ask_who_lives():
+    alive = []
+
+    def recover(mem, dead, pod):
+        alive.append([pod.is_alive(node) for node in (0, 1, 2)])
+        pod.fence(dead)
+        pod.restart(dead, idle)
+        alive.append([pod.is_alive(node) for node in (0, 1, 2)])
+
+    def scenario(pod):
+        pod.run(0, fill_lines)
+        pod.run(1, idle)
+        pod.on_crash(0, recover, pod)
+
+    run = scripted(scenario, [("crash", 0, 0), ("suspect", 0, 0)])
+    assert run.failure is None
+    assert alive == [[False, True, False], [True, True, False]]

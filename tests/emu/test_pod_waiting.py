@@ -279,5 +279,7 @@ def poll_without_sleep(mem):
 
 
 def test_a_task_that_polls_without_sleeping_starves_nobody():
-    found = explore(two(poll_without_sleep, flag_up), schedules=100, scheduler="pct", max_steps=5000)
+    found = explore(
+        two(poll_without_sleep, flag_up), schedules=100, scheduler="pct", max_steps=5000
+    )
     assert not found.failed, found.report

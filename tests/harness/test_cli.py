@@ -49,7 +49,7 @@ def test_the_help_says_what_the_exit_codes_mean(cli):
     text = " ".join(cli("--help").out.split())
     assert "0 fine; 1 wrong data was delivered, or something leaked" in text
     assert "2 a bad option or file" in text
-    assert "3 `replay --wall` or `io --wall` did not keep its timing (`demo` only marks it)" in text
+    assert "3 `replay --wall`, `io --wall` or `worker` did not keep its timing (`demo` only" in text
 
 
 def test_help_imports_none_of_the_heavy_packages():

@@ -16,8 +16,8 @@ from cxlbench.devices.ssd import SsdArray
 from cxlbench.emu.faults import FaultPlan, FaultRule
 from cxlbench.emu.status import DeviceError
 from cxlbench.harness import replay as replay_module
-from cxlbench.harness import serving as serving_module
 from cxlbench.harness import rig as rig_module
+from cxlbench.harness import serving as serving_module
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.replay import part_within, replay
 from cxlbench.harness.results import to_text

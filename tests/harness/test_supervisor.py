@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from cxlbench.emu.memory import Arena
+from cxlbench.emu.numa import bind_memory, numa_nodes
 from cxlbench.emu.status import HostLimitError
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec
 from cxlbench.harness.deployment_config import make_spec
@@ -133,9 +137,12 @@ def test_what_a_killed_deployment_left_is_no_obstacle_and_its_processes_end_with
         pids = [int(word) for word in owner.stdout.readline().split()]
         assert len(pids) == 2
         owner.kill()
-    left = {path.name for path in spec.run_dir.iterdir()}
-    assert {"master.sock", "node0.sock", "master.lock", "deployment.json"} <= left
-    with Deployment(spec):  # waits for the orphans, which the kernel has told to end
+    assert {"master.lock", "deployment.json"} <= {path.name for path in spec.run_dir.iterdir()}
+    until(lambda: not alive(pids[0]))
+    with socket.socket(socket.AF_UNIX) as stale:
+        (spec.run_dir / "master.sock").unlink(missing_ok=True)
+        stale.bind(str(spec.run_dir / "master.sock"))
+    with Deployment(spec):  # waits for the other orphan, which the kernel has told to end
         assert not any(alive(pid) for pid in pids)
         assert read_status(spec).complete
 
@@ -162,3 +169,54 @@ def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "run").write_text("a file")
     with pytest.raises(HostLimitError, match="choose another"):
         Deployment(spec_in(tmp_path)).start()
+
+
+# -- where the nodes' memory is -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(not numa_nodes(), reason="this host tells of no NUMA nodes")
+def test_memory_and_threads_of_a_node_are_bound_to_a_numa_node(tmp_path):
+    numa = numa_nodes()[0]
+    deployment = Deployment(spec_in(tmp_path, numa_node=numa.number))
+    arena = Arena(4096)
+    with contextlib.closing(arena):
+        try:
+            bind_memory(arena.array, numa.number)
+        except HostLimitError:
+            with pytest.raises(PartFailedError, match="mbind"):
+                deployment.start()
+            return
+    deployment.start()
+    try:
+        pid = deployment.pid("node")
+        maps = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
+        (device,) = [line for line in maps if "cxlbench-node0-dev0" in line]
+        assert f"bind:{numa.number}" in device
+        assert os.sched_getaffinity(pid) == set(numa.cpus)
+    finally:
+        deployment.stop()
+
+
+def test_memory_on_a_dax_device_is_mapped_from_its_file(tmp_path):
+    device = tmp_path / "dax0.0"  # a plain file stands for it
+    with device.open("wb") as file:
+        file.truncate(256 << 20)
+    spec = spec_in(tmp_path, dax=[str(device)])
+    with Deployment(spec) as deployment:
+        assert str(device) in Path(f"/proc/{deployment.pid('node')}/maps").read_text()
+    assert device.stat().st_size == 256 << 20
+
+
+def test_a_dax_device_that_is_too_small_is_refused_with_what_is_needed(tmp_path):
+    device = tmp_path / "dax0.0"
+    device.write_bytes(bytes(4096))
+    with pytest.raises(PartFailedError, match=r"dax0\.0 has 4096 B, .* needs \d+ B"):
+        Deployment(spec_in(tmp_path, dax=[str(device)])).start()
+
+
+def test_huge_pages_that_are_not_there_are_refused_with_how_to_reserve_some(tmp_path):
+    free = re.search(r"HugePages_Free: +(\d+)", Path("/proc/meminfo").read_text())
+    if free is not None and int(free[1]):
+        pytest.skip("this host has free huge pages")
+    with pytest.raises(PartFailedError, match=r"(?s)node 0 ended.*huge pages"):
+        Deployment(spec_in(tmp_path, hugetlb=True)).start()

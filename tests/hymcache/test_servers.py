@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -20,13 +22,16 @@ from cxlbench.emu.fabric import Fabric
 from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
 from cxlbench.emu.memory import Arena, page_ceil
 from cxlbench.emu.shared_memory import SharedSegment
+from cxlbench.emu.status import Status
 from cxlbench.emu.wire_server import Peer, WireServer
 from cxlbench.hymcache import master_server, node_server
 from cxlbench.hymcache import messages as m
+from cxlbench.hymcache.control import NoCosts
 from cxlbench.hymcache.kv_manager import KvManager
 from cxlbench.hymcache.master import Master
 from cxlbench.hymcache.master_server import MasterServer
 from cxlbench.hymcache.node_server import NodeServer
+from cxlbench.hymcache.remote import RemoteNode
 from cxlbench.kv.results import KeyResult
 from tests.hymcache.rig import chain, small_profile
 
@@ -286,5 +291,63 @@ def test_the_answers_of_a_node_are_what_its_clients_decode(
             assert np.diff([answer.address for answer in answers]).min() >= BLOCK
             servers.node.service.drop_client(1)
             assert not servers.manager._reservations
+
+    clock.run(work())
+
+
+def test_a_node_may_come_back_before_master_has_seen_the_end_of_its_process(
+    clock: WallClock, tmp_path: Path
+) -> None:
+    """Master was stopped: the death and the new announcement wait for it together."""
+
+    async def work() -> None:
+        async with Servers(clock, tmp_path) as servers:
+            server = servers.master.server
+            process = end_of_process()
+            dead = server.peers[b"dead"] = Peer(b"dead", "node 0", process.pid)
+            server._watched[b"dead"] = os.pidfd_open(process.pid)
+            process.wait()
+            mirror = servers.master.mirrors[0]
+            again, mirror.peer = mirror.peer, dead
+            announce = m.Announce(0, servers.node.server.endpoint, 3, 1, 10)
+            assert await servers.master._announce(again, announce) is True
+            assert b"dead" not in server.peers
+            assert servers.master.mirrors[0].epoch == 3
+
+    clock.run(work())
+
+
+def end_of_process() -> subprocess.Popen[bytes]:
+    """Return a process that has ended and was not waited for yet."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process
+
+
+def test_a_client_maps_a_nodes_memory_as_soon_as_the_node_tells_where_it_is(
+    clock: WallClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node was stopped when it was asked for the first time, and is the same one later."""
+    asked: list[int] = []
+    tell = node_server._CALLS[m.OpenNode]
+
+    def at_last(server: NodeServer, peer: Peer, body: Any) -> Any:
+        asked.append(1)
+        if len(asked) < 3:
+            raise RuntimeError("not now")
+        return tell(server, peer, body)
+
+    monkeypatch.setitem(node_server._CALLS, m.OpenNode, at_last)
+
+    async def work() -> None:
+        async with Servers(clock, tmp_path) as servers:
+            node = RemoteNode(clock, 0, servers.node.server.endpoint, NoCosts(), name="client")
+            await node.attached()
+            assert len(asked) == 3
+            data = np.zeros(BLOCK, dtype=np.uint8)
+            (region,) = servers.manager.regions
+            done = await node.queue_pair.read(region.rkey, 0, data)
+            assert done.status is not Status.LINK_DOWN
+            await node.close()
 
     clock.run(work())

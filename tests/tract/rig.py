@@ -29,7 +29,7 @@ def chain(blocks: int, number: int = 0) -> list[bytes]:
     return trace_keys(NAMESPACE, range(number * 100_000, number * 100_000 + blocks))
 
 
-def memory(**changes: float) -> SharedType3Profile:
+def memory(**changes: Any) -> SharedType3Profile:
     """Return the testbed's shared memory with some numbers changed."""
     return dataclasses.replace(load_as(SharedType3Profile, "niagara-2.0"), **changes)
 

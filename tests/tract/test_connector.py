@@ -620,7 +620,7 @@ def test_events_per_block_stay_within_the_budget() -> None:
         clock = desk.clock
         for work in (desk.stored, desk.read):
             timers, callbacks = clock.timers, clock.callbacks
-            await clock.gather(*[work(keys) for keys in chains])  # type: ignore[arg-type]
+            await clock.gather(*[work(keys) for keys in chains])
             assert (clock.timers - timers) / 480 <= 15
             assert (clock.callbacks - callbacks) / 480 <= 45
 

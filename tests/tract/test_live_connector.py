@@ -57,6 +57,7 @@ def test_two_processes_read_what_each_other_stored(forker: NodeForker) -> None:
             assert (found, loaded, right) == (len(KEYS),) * 3
             assert not any(held.values())
         for node in range(2):
+            pod.kill(node)
             pod.settle(node)
         report = fsck(pod.memory(0), LAYOUT)
         assert report.problems == ()
