@@ -224,7 +224,7 @@ def test_a_damaged_gzip_file_is_named_as_such(path):
     assert "damaged" in refused(path, b"\x1f\x8bnot gzip at all").what
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n  \n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n\n  \n", gzip.compress(b"", mtime=0)])
 def test_an_empty_file_is_named_as_such(path, content):
     assert refused(path, content).what == "the file is empty"
 
