@@ -3,7 +3,8 @@
 Each round draws one or two faults from its own seed: SIGKILL or SIGSTOP of a worker, a node or
 Master. When everything is back, the tier must work again, and then, with the load paused, nothing
 may be held for anybody: no slot, lease, pin, frame, buffer byte, grant, file or mapped segment. At
-no time may a worker get a wrong byte, or wait longer than the deadline for an answer of any kind.
+no time may a worker get a wrong byte, or wait longer than an operation may take: a load its
+deadline, a lookup and a store the limits of the calls that they consist of (``operation_limit_s``).
 Over all rounds, private memory and descriptors of each part stay what they were. Worker 0 is
 stopped but never killed (unless it is the only one): what leaks with every crash of others shows
 there.
@@ -14,62 +15,29 @@ meets them does not. Units: s of the machine's clock, bytes.
 
 from __future__ import annotations
 
-import json
-import os
-import random
 import selectors
 import signal
-import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from cxlbench.harness.chaos_parts import Fault, Part, Resident, Samples, WorkerProcess, draw_faults
+from cxlbench.harness.chaos_worker import operation_limit_s
 from cxlbench.harness.deployment import SPEC_FILE, DeploymentSpec
 from cxlbench.harness.deployment_status import read_status
 from cxlbench.harness.supervisor import Deployment
 
 Progress = Callable[[str, int, int], None]
 
-TWO_FAULTS_SHARE = 0.3
-LOAD_BEFORE_S = 0.25
-DOWN_AT_MOST_S = 0.3
 COME_BACK_S = 30.0
 """How long parts may take to start, on a host that does other things, too."""
 REST_S = 4.0
 """Beside twice the deadline: until leases and reservations of the dead run out, and a flush."""
-GROWTH_SHARE, GROWTH_BYTES, GROWTH_DESCRIPTORS = 0.25, 8 << 20, 4
-"""Growth from the first to the last quarter of the rounds that is no leak."""
 QUARTERS_FROM = 20
 """Rounds from which on quarters are compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A process of the system under test."""
-
-    role: Literal["worker", "node", "master"]
-    number: int = 0
-
-    def __str__(self) -> str:
-        return "Master" if self.role == "master" else f"{self.role} {self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One part is killed or stopped ``after_s``, and is started or continued ``for_s`` later."""
-
-    how: Literal["kill", "stop"]
-    part: Part
-    after_s: float
-    for_s: float
-
-    def __str__(self) -> str:
-        return f"{self.how} {self.part} after {self.after_s:.2f} s for {self.for_s:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +47,6 @@ class Violation:
     round: int
     what: str
     faults: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """Medians of one part over the first and the last quarter of the rounds."""
-
-    part: str
-    first_bytes: int
-    last_bytes: int
-    first_descriptors: int
-    last_descriptors: int
-
-    @property
-    def flat(self) -> bool:
-        """Whether neither grew."""
-        limit = self.first_bytes * (1 + GROWTH_SHARE) + GROWTH_BYTES
-        more = self.last_descriptors - self.first_descriptors
-        return self.last_bytes <= limit and more <= GROWTH_DESCRIPTORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,99 +75,6 @@ class ChaosReport:
         return not self.violations
 
 
-def draw_faults(
-    seed: int, number: int, *, workers: int, nodes: int, deadline_s: float
-) -> list[Fault]:
-    """Return the faults of a round."""
-    draw = random.Random(f"chaos-{seed}-{number}")
-    parts = [Part("worker", n) for n in range(workers)] + [Part("node", n) for n in range(nodes)]
-    parts.append(Part("master"))
-    faults = []
-    for part in draw.sample(parts, 1 + (draw.random() < TWO_FAULTS_SHARE)):
-        spared = part == Part("worker", 0) and workers > 1
-        how: Literal["kill", "stop"] = "stop" if spared or draw.random() < 0.4 else "kill"
-        longest_s = 1.5 * deadline_s if how == "stop" else DOWN_AT_MOST_S
-        faults.append(
-            Fault(how, part, draw.uniform(0, LOAD_BEFORE_S), draw.uniform(0.02, longest_s))
-        )
-    return faults
-
-
-class _Worker:
-    """A worker's process, seen from outside."""
-
-    def __init__(self, spec: DeploymentSpec, number: int, seed: int) -> None:
-        self.number = number
-        self.stopped_s: list[tuple[float, float]] = []
-        """When it was stopped: what it measures then is not the tier's time."""
-        self.inbox: list[dict[str, Any]] = []
-        self._pending = b""
-        log = (spec.run_dir / f"worker{number}.log").open("ab")
-        with log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "cxlbench.harness.chaos_worker",
-                    str(spec.run_dir),
-                    str(number),
-                    str(seed),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdout.fileno(), False)
-
-    def tell(self, command: str) -> None:
-        self.stdin.write(f"{command}\n".encode())
-        self.stdin.flush()
-
-    def read(self) -> None:
-        """Take in what it has said."""
-        data = self.stdout.read()
-        *lines, self._pending = (self._pending + (data or b"")).split(b"\n")
-        self.inbox.extend(json.loads(line) for line in lines)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.stdin.close()
-        self.stdout.close()
-
-
-@dataclass
-class _Samples:
-    resident: dict[str, list[int]] = field(default_factory=dict)
-    descriptors: dict[str, list[int]] = field(default_factory=dict)
-
-    def take(self, name: str, pid: int) -> None:
-        self.resident.setdefault(name, []).append(_private_bytes(pid))
-        count = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        self.descriptors.setdefault(name, []).append(count)
-
-    def quarters(self) -> list[Resident]:
-        found = []
-        for name, sizes in self.resident.items():
-            quarter = max(1, len(sizes) // 4)
-            counts = self.descriptors[name]
-            found.append(
-                Resident(
-                    name,
-                    int(statistics.median(sizes[:quarter])),
-                    int(statistics.median(sizes[-quarter:])),
-                    int(statistics.median(counts[:quarter])),
-                    int(statistics.median(counts[-quarter:])),
-                )
-            )
-        return found
-
-
 class Chaos:
     """The loop. ``run`` starts a deployment of ``spec`` and ends it."""
 
@@ -228,7 +85,7 @@ class Chaos:
         self.seed = seed
         self.progress = progress
         self.deployment = Deployment(spec)
-        self.workers: list[_Worker] = []
+        self.workers: list[WorkerProcess] = []
         self._worker_count = workers
         self._round = 0
         self._faults: list[Fault] = []
@@ -236,7 +93,7 @@ class Chaos:
         self._totals: Counter[str] = Counter()
         self._seen: dict[int, dict[str, int]] = {}
         self._probes = 0
-        self._samples = _Samples()
+        self._samples = Samples()
         self._back_s = 0.0
         self._rest_s = 0.0
 
@@ -248,7 +105,7 @@ class Chaos:
         try:
             self.deployment.start()
             for number in range(self._worker_count):
-                self.workers.append(_Worker(self.spec, number, self.seed))
+                self.workers.append(WorkerProcess(self.spec, number, self.seed))
             for worker in self.workers:
                 self._await(worker, "ready", COME_BACK_S + 20)
             for self._round in range(first, first + rounds):
@@ -355,7 +212,7 @@ class Chaos:
             self._take_news(worker)
             worker.end()
             self._seen.pop(part.number, None)
-            self.workers[part.number] = _Worker(self.spec, part.number, self.seed)
+            self.workers[part.number] = WorkerProcess(self.spec, part.number, self.seed)
         else:
             worker.process.send_signal(signal.SIGCONT)
             begin_s, _ = worker.stopped_s.pop()
@@ -375,7 +232,7 @@ class Chaos:
                     if key.data.process.poll() is not None:
                         selector.unregister(key.fileobj)
 
-    def _take_news(self, worker: _Worker) -> None:
+    def _take_news(self, worker: WorkerProcess) -> None:
         """Judge what a worker has found; answers to commands stay in its inbox."""
         kept = []
         for news in worker.inbox:
@@ -387,9 +244,7 @@ class Chaos:
                 kept.append(news)
         worker.inbox = kept
 
-    def _judge_slow(self, worker: _Worker, news: dict[str, Any]) -> None:
-        from cxlbench.harness.chaos_worker import operation_limit_s
-
+    def _judge_slow(self, worker: WorkerProcess, news: dict[str, Any]) -> None:
         begin_s, end_s = news["begin_s"], news["end_s"]
         took_s = end_s - begin_s
         for stop_s, go_s in worker.stopped_s:
@@ -397,7 +252,7 @@ class Chaos:
         if took_s > operation_limit_s(self.spec, news["work"]):
             self._broken(f"a {news['work']} of worker {worker.number} took {took_s:.2f} s")
 
-    def _await(self, worker: _Worker, event: str, within_s: float) -> dict[str, Any] | None:
+    def _await(self, worker: WorkerProcess, event: str, within_s: float) -> dict[str, Any] | None:
         """Return a worker's next answer of a kind; None, and a violation, if it does not come."""
         end_s = time.monotonic() + within_s
         while time.monotonic() < end_s:
@@ -411,7 +266,7 @@ class Chaos:
         self._broken(f"worker {worker.number} does not say {event!r}")
         return None
 
-    def _probe(self, worker: _Worker) -> None:
+    def _probe(self, worker: WorkerProcess) -> None:
         """Let a worker store and read a fresh chain until that works."""
         end_s = time.monotonic() + COME_BACK_S
         while not self._violations:
@@ -493,11 +348,3 @@ class Chaos:
     def _broken(self, what: str) -> None:
         faults = "; ".join(str(fault) for fault in self._faults)
         self._violations.append(Violation(self._round, what, faults))
-
-
-def _private_bytes(pid: int) -> int:
-    """Return resident memory that is a process's own: mapped arenas are their owner's."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0

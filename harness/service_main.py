@@ -22,7 +22,7 @@ from cxlbench.devices.link import Link
 from cxlbench.devices.profile import ProfileError, ScaleError, scale_profile, scaled_bytes
 from cxlbench.emu.clock import WallClock
 from cxlbench.emu.fabric import Fabric
-from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
+from cxlbench.emu.fabric_shared_owner import GRANTS, SharedCarrier
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import Arena, page_ceil
 from cxlbench.emu.numa import bind_memory, bind_threads

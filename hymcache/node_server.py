@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from cxlbench.emu.clock import Job, JobSet, WallClock
-from cxlbench.emu.fabric_shared import Done, GiveUp, PostRead, PostWrite, SharedCarrier
+from cxlbench.emu.fabric_shared import Done, GiveUp, PostRead, PostWrite
+from cxlbench.emu.fabric_shared_owner import SharedCarrier
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.emu.wire import WireClient, WireError
 from cxlbench.emu.wire_server import Peer, WireServer

@@ -18,16 +18,15 @@ import pytest
 from cxlbench.emu.clock import WallClock
 from cxlbench.emu.fabric import Completion, Fabric, MemoryRegion, ObjectExtents
 from cxlbench.emu.fabric_shared import (
-    GRANTS,
     ArenaInfo,
     Done,
     GiveUp,
     GrantReply,
     PostRead,
     PostWrite,
-    SharedCarrier,
     SharedQueuePair,
 )
+from cxlbench.emu.fabric_shared_owner import GRANTS, SharedCarrier
 from cxlbench.emu.memory import PAGE_BYTES, Arena, page_ceil
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.shared_memory import SharedSegment, Words, attach

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cxlbench.harness import chaos
-from cxlbench.harness.chaos import Chaos, ChaosReport, Fault, Part, Resident, draw_faults
+from cxlbench.harness.chaos import Chaos, ChaosReport
+from cxlbench.harness.chaos_parts import Fault, Part, Resident, draw_faults
 from cxlbench.harness.chaos_spec import chaos_spec
 from cxlbench.harness.chaos_worker import operation_limit_s
 from cxlbench.harness.deployment import DeploymentSpec

@@ -115,7 +115,8 @@ def test_gpu_kv_is_given_in_bytes(cli, small_trace):
 def test_real_bytes_in_real_time_end_with_the_fidelity_line(cli, small_trace, tmp_path):
     ran = cli("replay", small_trace, *TIER, *WALL, "--folder", tmp_path / "files")
     assert ran.code in TIMING
-    assert "fidelity: no whole second of transfers, so no figure of bandwidth; lateness" in ran.out
+    assert "fidelity: " in ran.out
+    assert "; lateness p50 " in ran.out
     assert ("TIMING NOT KEPT" in ran.out) == ("every block was verified all the same" in ran.err)
     assert "plot" not in ran.out
     assert "is not calibrated" in ran.err

@@ -19,7 +19,7 @@ import pytest
 from cxlbench.devices.cxl_hm import CxlHm
 from cxlbench.emu.clock import WallClock
 from cxlbench.emu.fabric import Fabric
-from cxlbench.emu.fabric_shared import GRANTS, SharedCarrier
+from cxlbench.emu.fabric_shared_owner import GRANTS, SharedCarrier
 from cxlbench.emu.memory import Arena, page_ceil
 from cxlbench.emu.shared_memory import SharedSegment
 from cxlbench.emu.status import Status
