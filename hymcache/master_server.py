@@ -6,7 +6,7 @@ answer in time gets no new blocks for a while, and is never waited for longer. A
 anew announces itself under a new epoch: what was known of the old one is forgotten, and the new
 one's *catalog* (what it rebuilt from its files) is taken in. So is Master rebuilt when it starts
 anew itself: all nodes announce themselves again. Leases that an earlier Master gave are not known;
-nothing that was taken in is evicted before they must have ended.
+their readers are protected by the pins of their streams on the node, which no eviction takes away.
 
 Units: bytes, s.
 """
