@@ -9,16 +9,15 @@ Units: bytes, s.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.memory import Buffer
-from cxlbench.emu.sync import Budget, Signal
+from cxlbench.emu.sync import Budget
 from cxlbench.hymcache.counters import ConnectorCounters
-from cxlbench.hymcache.load import GpuCopy, LoadPath
+from cxlbench.hymcache.load import LoadPath
 from cxlbench.hymcache.lookup import Found, Lookup, OpenStream
 from cxlbench.hymcache.node_service import Name
 from cxlbench.hymcache.services import MasterClient, NodeClient
@@ -26,6 +25,7 @@ from cxlbench.hymcache.store import Store, StorePath
 from cxlbench.kv.connector import BlockTimes, Completion, Ticket, Work
 from cxlbench.kv.footer import Verify
 from cxlbench.kv.results import KeyResult
+from cxlbench.kv.tickets import GpuCopy, TicketDesk, check_load, check_lookup, check_store
 
 STAGING_BYTES = 5 << 30
 DEADLINE_S = 10.0
@@ -69,9 +69,8 @@ class HyMCacheConnector:
         self.staging = Budget(self.clock, staging_bytes, name="staging buffer")
         self._requests: dict[int, _Request] = {}
         self._serials = itertools.count(1)
-        self._tickets: set[Ticket] = set()
-        self._ended: deque[Completion] = deque()
         self._jobs = JobSet(self.clock)
+        self._tickets = TicketDesk(self.clock, self._jobs)
         self._lookup = Lookup(
             master, nodes, names=self._name, jobs=self._jobs, batch_keys=batch_keys
         )
@@ -97,7 +96,6 @@ class HyMCacheConnector:
             counters=self.counters,
         )
         self._stores: set[Job[None]] = set()
-        self._closed = False
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -105,54 +103,38 @@ class HyMCacheConnector:
         self, request_id: int, keys: Sequence[bytes], size_bytes: int, *, matched: int = 0
     ) -> Ticket:
         """Start a lookup; see the contract."""
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id} is open already; release it first")
-        if not 0 <= matched <= len(keys):
-            raise ValueError(f"matched must be within 0..{len(keys)}, got {matched}")
+        check_lookup(self._requests, request_id, keys, matched)
         self._check_size(size_bytes)
-        ticket = self._ticket(request_id, Work.LOOKUP)
+        ticket = self._tickets.open(request_id, Work.LOOKUP)
         request = _Request(request_id, self._name(), tuple(keys), matched, size_bytes)
         self._requests[request_id] = request
         results = [KeyResult.CANCELLED] * (len(keys) - matched)
-        self._start(request, ticket, results, self._run_lookup(request, results))
+        job = self._tickets.run(ticket, results, self._run_lookup(request, results))
+        self._cancellable(request, job)
         return ticket
 
     def submit_load(
         self, request_id: int, keys: Sequence[bytes], buffers: Sequence[Buffer]
     ) -> Ticket:
         """Start a load; see the contract."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys need as many buffers, got {len(buffers)}")
-        request = self._requests.get(request_id)
-        if request is None:
-            raise ValueError(f"request {request_id} has no lookup, or was released")
-        if not request.looked_up:
-            raise ValueError(f"the lookup of request {request_id} has not ended; wait for it")
-        for buffer in buffers:
-            self._check_size(buffer.nbytes)
-        ticket = self._ticket(request_id, Work.LOAD)
+        request = check_load(
+            self._requests.get(request_id), request_id, keys, buffers, self._check_size
+        )
+        ticket = self._tickets.open(request_id, Work.LOAD)
         results = [KeyResult.CANCELLED] * len(keys)
         work = self._load.run(request_id, request.found, request.size_bytes, keys, buffers, results)
-        self._start(request, ticket, results, work)
+        self._cancellable(request, self._tickets.run(ticket, results, work))
         return ticket
 
     def submit_store(
         self, request_id: int, keys: Sequence[bytes], buffers: Sequence[Buffer]
     ) -> Ticket:
         """Start a store; see the contract."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys need as many buffers, got {len(buffers)}")
-        sizes = {buffer.nbytes for buffer in buffers}
-        if len(sizes) > 1:
-            raise ValueError(f"the blocks of one store have one size, got {sorted(sizes)}")
-        for size in sizes:
-            self._check_size(size)
+        check_store(keys, buffers, self._check_size)
         request = self._requests.get(request_id)
-        ticket = self._ticket(request_id, Work.STORE)
+        ticket = self._tickets.open(request_id, Work.STORE)
         results = [KeyResult.CANCELLED] * len(keys)
-        job = self._start(
-            request, ticket, results, self._run_store(request, keys, buffers, results)
-        )
+        job = self._tickets.run(ticket, results, self._run_store(request, keys, buffers, results))
         self._stores.add(job)
         job.add_done_callback(lambda _: self._stores.discard(job))
         return ticket
@@ -171,9 +153,7 @@ class HyMCacheConnector:
 
     def poll(self) -> list[Completion]:
         """Return the completions since the last call; see the contract."""
-        ended = list(self._ended)
-        self._ended.clear()
-        return ended
+        return self._tickets.poll()
 
     def stream_of(self, request_id: int, place: int) -> OpenStream:
         """Return the stream that a hit of an open request is read by, for measurements."""
@@ -192,7 +172,7 @@ class HyMCacheConnector:
 
     async def close(self) -> None:
         """Release everything, and wait until the tasks have ended and the last messages are in."""
-        self._closed = True
+        self._tickets.closed = True
         for request_id in list(self._requests):
             self.release(request_id)
         for job in list(self._stores):
@@ -215,47 +195,10 @@ class HyMCacheConnector:
                 f"got {size_bytes} B"
             )
 
-    def _ticket(self, request_id: int, work: Work) -> Ticket:
-        if self._closed:
-            raise RuntimeError("the connector is closed")
-        ticket = Ticket(request_id, work, Signal(self.clock))
-        self._tickets.add(ticket)
-        return ticket
-
-    def _start(
-        self,
-        request: _Request | None,
-        ticket: Ticket,
-        results: list[KeyResult],
-        work: Coroutine[Any, Any, None],
-    ) -> Job[None]:
-        """Run ``work``, which fills ``results``; the ticket ends with it, whatever happens."""
-
-        async def run() -> None:
-            try:
-                await work
-            finally:
-                self._end(ticket, results)
-
-        def ended(job: Job[None]) -> None:
-            work.close()  # a task that is cancelled before its first step never gets there
-            self._end(ticket, results)
-            if request is not None:
-                request.jobs.discard(job)
-
-        job = self._jobs.spawn(run())
-        if request is not None and ticket.work is not Work.STORE:
-            request.jobs.add(job)
-        job.add_done_callback(lambda _: ended(job))
-        return job
-
-    def _end(self, ticket: Ticket, results: Sequence[KeyResult]) -> None:
-        if ticket not in self._tickets:
-            return
-        self._tickets.discard(ticket)
-        completion = Completion(ticket.request_id, ticket.work, tuple(results))
-        self._ended.append(completion)
-        ticket.done.set(completion)
+    def _cancellable(self, request: _Request, job: Job[None]) -> None:
+        """Let the request's release end ``job``."""
+        request.jobs.add(job)
+        job.add_done_callback(lambda _: request.jobs.discard(job))
 
     # -- the work -------------------------------------------------------------------------------
 

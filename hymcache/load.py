@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -29,17 +28,11 @@ from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.footer import Verify, parse_footer
 from cxlbench.kv.payload import Verifier
 from cxlbench.kv.results import KeyResult
+from cxlbench.kv.tickets import GpuCopy
 
 GONE = (Status.IO_ERROR, Status.NO_OBJECT)
 """What a device says of bytes that it does not have: one miss, and no later one for them. A link
 that is down says nothing of the bytes."""
-
-
-class GpuCopy(Protocol):
-    """Copies between the staging buffer and the GPU, as far as they take time."""
-
-    async def copy(self, nbytes: int) -> None:
-        """Wait until ``nbytes`` are copied."""
 
 
 @dataclass(eq=False, slots=True)

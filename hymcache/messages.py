@@ -136,7 +136,7 @@ class AskStatus(_Message):
     """Answered by a mapping of figures; of Master or of a node."""
 
 
-TO_MASTER: MessageSet[
+ToMaster: TypeAlias = (
     Lookup
     | Allocate
     | Register
@@ -147,19 +147,8 @@ TO_MASTER: MessageSet[
     | Announce
     | Directory
     | AskStatus
-] = MessageSet(
-    VERSION,
-    Lookup
-    | Allocate
-    | Register
-    | AbortTicket
-    | Release
-    | Touch
-    | Gone
-    | Announce
-    | Directory
-    | AskStatus,
 )
+TO_MASTER: MessageSet[ToMaster] = MessageSet(VERSION, ToMaster)
 
 # -- to a node ----------------------------------------------------------------------------------
 
@@ -296,7 +285,7 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
-TO_NODE: MessageSet[
+ToNode: TypeAlias = (
     OpenNode
     | OpenStream
     | Token
@@ -314,23 +303,5 @@ TO_NODE: MessageSet[
     | Free
     | AskCatalog
     | AskStatus
-] = MessageSet(
-    VERSION,
-    OpenNode
-    | OpenStream
-    | Token
-    | Consumed
-    | CloseStream
-    | Reserve
-    | Commit
-    | AbortBatch
-    | PostRead
-    | PostWrite
-    | Done
-    | GiveUp
-    | AskSpace
-    | Publish
-    | Free
-    | AskCatalog
-    | AskStatus,
 )
+TO_NODE: MessageSet[ToNode] = MessageSet(VERSION, ToNode)

@@ -19,19 +19,18 @@ Units: bytes, s. Left out: waiting for a block that another node is just storing
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.memory import Buffer
 from cxlbench.emu.pod_ops import WORD
-from cxlbench.emu.sync import Signal
 from cxlbench.kv.connector import BlockTimes, Completion, Ticket, Work
 from cxlbench.kv.results import KeyResult
+from cxlbench.kv.tickets import GpuCopy, TicketDesk, check_load, check_lookup, check_store
 from cxlbench.tract import chains, prefix_cache
-from cxlbench.tract.copying import Copier, GpuCopy, ProgramRunner
+from cxlbench.tract.copying import Copier, ProgramRunner
 from cxlbench.tract.counters import TractCounters
 from cxlbench.tract.layout import Layout
 from cxlbench.tract.places import numbers_of, places_for
@@ -102,12 +101,10 @@ class TractConnector:
         self._node = node
         self._on_block = on_block
         self._requests: dict[int, _Request] = {}
-        self._tickets: set[Ticket] = set()
-        self._ended: deque[Completion] = deque()
         self._jobs = JobSet(clock)
+        self._tickets = TicketDesk(clock, self._jobs)
         self._stores = StorePath(clock, node, layout, self.copier, self._jobs, self.counters)
         self._pins = 0
-        self._closed = False
 
     # -- the contract ---------------------------------------------------------------------------
 
@@ -115,53 +112,38 @@ class TractConnector:
         self, request_id: int, keys: Sequence[bytes], size_bytes: int, *, matched: int = 0
     ) -> Ticket:
         """Start a lookup; see the contract."""
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id} is open already; release it first")
-        if not 0 <= matched <= len(keys):
-            raise ValueError(f"matched must be within 0..{len(keys)}, got {matched}")
+        check_lookup(self._requests, request_id, keys, matched)
         self._check_size(size_bytes)
         numbers = numbers_of(keys)
-        ticket = self._ticket(request_id, Work.LOOKUP)
+        ticket = self._tickets.open(request_id, Work.LOOKUP)
         request = _Request(request_id, tuple(keys), matched, size_bytes, places_for(len(keys)))
         self._requests[request_id] = request
         results = [KeyResult.CANCELLED] * (len(keys) - matched)
-        self._start(ticket, results, self._run_lookup(request, numbers, results))
+        self._tickets.run(ticket, results, self._run_lookup(request, numbers, results))
         return ticket
 
     def submit_load(
         self, request_id: int, keys: Sequence[bytes], buffers: Sequence[Buffer]
     ) -> Ticket:
         """Start a load; see the contract."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys need as many buffers, got {len(buffers)}")
-        request = self._requests.get(request_id)
-        if request is None:
-            raise ValueError(f"request {request_id} has no lookup, or was released")
-        if not request.looked_up:
-            raise ValueError(f"the lookup of request {request_id} has not ended; wait for it")
-        for buffer in buffers:
-            self._check_size(buffer.nbytes)
-        ticket = self._ticket(request_id, Work.LOAD)
+        request = check_load(
+            self._requests.get(request_id), request_id, keys, buffers, self._check_size
+        )
+        ticket = self._tickets.open(request_id, Work.LOAD)
         results = [KeyResult.CANCELLED] * len(keys)
         request.loads += 1
-        self._start(ticket, results, self._run_load(request, keys, buffers, results))
+        self._tickets.run(ticket, results, self._run_load(request, keys, buffers, results))
         return ticket
 
     def submit_store(
         self, request_id: int, keys: Sequence[bytes], buffers: Sequence[Buffer]
     ) -> Ticket:
         """Start a store; see the contract."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys need as many buffers, got {len(buffers)}")
-        sizes = {buffer.nbytes for buffer in buffers}
-        if len(sizes) > 1:
-            raise ValueError(f"the blocks of one store have one size, got {sorted(sizes)}")
-        for size in sizes:
-            self._check_size(size)
+        check_store(keys, buffers, self._check_size)
         numbers = numbers_of(keys)
-        ticket = self._ticket(request_id, Work.STORE)
+        ticket = self._tickets.open(request_id, Work.STORE)
         results = [KeyResult.CANCELLED] * len(keys)
-        self._start(ticket, results, self._stores.run(numbers, buffers, results))
+        self._tickets.run(ticket, results, self._stores.run(numbers, buffers, results))
         return ticket
 
     def release(self, request_id: int) -> None:
@@ -176,9 +158,7 @@ class TractConnector:
 
     def poll(self) -> list[Completion]:
         """Return the completions since the last call; see the contract."""
-        ended = list(self._ended)
-        self._ended.clear()
-        return ended
+        return self._tickets.poll()
 
     def at_rest(self) -> dict[str, int]:
         """Count what this connector holds."""
@@ -195,7 +175,7 @@ class TractConnector:
 
         What has not ended after the deadline is cut off where it waits.
         """
-        self._closed = self._stores.ending = True
+        self._tickets.closed = self._stores.ending = True
         for request_id in list(self._requests):
             self.release(request_id)
         cut: list[Job[None]] = []
@@ -217,38 +197,6 @@ class TractConnector:
                 f"blocks have from {WORD} B to the {most} B of the region's chunk, in whole words"
                 f" of {WORD} B, got {size_bytes} B"
             )
-
-    def _ticket(self, request_id: int, work: Work) -> Ticket:
-        if self._closed:
-            raise RuntimeError("the connector is closed")
-        ticket = Ticket(request_id, work, Signal(self.clock))
-        self._tickets.add(ticket)
-        return ticket
-
-    def _start(
-        self, ticket: Ticket, results: list[KeyResult], work: Coroutine[Any, Any, None]
-    ) -> None:
-        """Run ``work``, which fills ``results``; the ticket ends with it, whatever happens."""
-
-        async def run() -> None:
-            try:
-                await work
-            finally:
-                self._end(ticket, results)
-
-        def ended(_: object) -> None:
-            work.close()  # a task that is cancelled before its first step never gets there
-            self._end(ticket, results)
-
-        self._jobs.spawn(run()).add_done_callback(ended)
-
-    def _end(self, ticket: Ticket, results: Sequence[KeyResult]) -> None:
-        if ticket not in self._tickets:
-            return
-        self._tickets.discard(ticket)
-        completion = Completion(ticket.request_id, ticket.work, tuple(results))
-        self._ended.append(completion)
-        ticket.done.set(completion)
 
     # -- lookup and pins ------------------------------------------------------------------------
 

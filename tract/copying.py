@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget
+from cxlbench.kv.tickets import GpuCopy
 from cxlbench.tract import payload
 from cxlbench.tract.chains import read_block, write_block
 from cxlbench.tract.layout import Layout
@@ -25,13 +26,6 @@ class ProgramRunner(Protocol):
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run ``function(mem, *args)`` on the node to its end and return its result."""
-
-
-class GpuCopy(Protocol):
-    """Moves bytes between the GPU and the host's memory, as far as that takes time."""
-
-    async def copy(self, nbytes: int) -> None:
-        """Wait until ``nbytes`` are copied."""
 
 
 class Copier:

@@ -58,7 +58,7 @@ async def a_turn(rig: Rig, tickets: list[Ticket]) -> None:
     done = await tickets[-1].done.wait()
     for key, buffer, result in zip(KEYS, buffers, done.results, strict=False):
         assert result is not HIT or rig.holds(buffer, key)
-    if connector._closed:
+    if connector._tickets.closed:
         return
     payload = [rig.content(key) for key in KEYS[hits:]]
     tickets.append(connector.submit_store(1, KEYS[hits:], payload))
