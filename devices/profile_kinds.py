@@ -40,6 +40,9 @@ _GRANULES = Annotated[
     Number(Dimension.SIZE, Scaling.CAPACITY, grain="cache_granule", at_most=_MOST_DRAM_BYTES),
 ]
 _SSDS = Annotated[int, Number(Dimension.COUNT, at_most=_MOST_SSDS)]
+_WAYS = Annotated[int, Number(Dimension.COUNT, at_most=64)]
+_IN_FLIGHT = Annotated[int, Number(Dimension.COUNT, at_most=1 << 16)]
+_ARRIVAL = Annotated[float, Number(Dimension.TIME, at_most=60.0)]
 _SSD_PAGES = Annotated[int, Number(Dimension.SIZE, Scaling.CAPACITY, grain="page_size")]
 
 
@@ -237,16 +240,23 @@ class CopyEngineProfile(Profile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedType3Profile(Profile):
-    """Memory that several nodes map, without coherence between them (TraCT).
+    """Memory that several nodes map, without coherence between them (TraCT), and their caches.
 
     ``flush_latency`` is one synchronous flush of a dirty line; ``flushed_access_latency`` is an
-    access together with the flush that it needs, where a source gives only that.
+    access together with the flush that it needs, where a source gives only that. ``node_cache`` is
+    what one node keeps of the memory, in sets of ``node_cache_ways`` lines; it is not scaled, as
+    lines are not. A write-back that is posted lands between ``arrival_shortest`` and
+    ``arrival_longest`` later, log-uniformly, and ``posted_write_backs`` of a node can be on their
+    way; ``fence_waits`` says whether its fences wait for them.
     """
 
     kind: ClassVar[str] = "shared-type3"
     checks: ClassVar[tuple[Check, ...]] = (
         Check(("line",), rules.power_of_two),
         Check(("latency", "flushed_access_latency"), rules.ordered),
+        Check(("node_cache", "node_cache_ways", "line"), rules.sets_fit),
+        Check(("posted_write_backs",), rules.power_of_two_of_them),
+        Check(("arrival_shortest", "arrival_longest"), rules.ordered),
     )
 
     capacity: ps.Capacity
@@ -254,6 +264,12 @@ class SharedType3Profile(Profile):
     bandwidth: ps.Bandwidth
     flush_latency: ps.Seconds
     line: ps.FixedSize
+    node_cache: ps.FixedSize
+    node_cache_ways: _WAYS
+    posted_write_backs: _IN_FLIGHT
+    arrival_shortest: ps.SecondsOrZero
+    arrival_longest: _ARRIVAL
+    fence_waits: ps.Flag
     flushed_access_latency: ps.OptionalSeconds = None
 
 
@@ -270,6 +286,8 @@ class AcceleratorProfile(Profile):
     prefill_share: ps.Share
     memory_capacity: ps.Capacity
     memory_bandwidth: ps.Bandwidth
+    bandwidth_share: ps.OptionalShare = None
+    """Of ``memory_bandwidth``, what decode reaches; None is all of it."""
     prefill_share_low: ps.OptionalShare = None
     prefill_share_high: ps.OptionalShare = None
 
@@ -295,6 +313,22 @@ class SoftwareProfile(Profile):
     control_round_trip: ps.SecondsOrZero
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingEngineProfile(Profile):
+    """A serving engine's scheduler: what bounds a step of its continuous batching.
+
+    KV space is ``memory_share`` of the GPU's memory without weights and ``activation_memory``.
+    """
+
+    kind: ClassVar[str] = "serving-engine"
+
+    max_batched_tokens: ps.Count
+    max_running: ps.Count
+    memory_share: ps.Share
+    activation_memory: ps.FixedSize
+    step_overhead: ps.SecondsOrZero
+
+
 KINDS: Mapping[str, type[Profile]] = MappingProxyType(
     {
         kind.kind: kind
@@ -308,6 +342,7 @@ KINDS: Mapping[str, type[Profile]] = MappingProxyType(
             SharedType3Profile,
             AcceleratorProfile,
             SoftwareProfile,
+            ServingEngineProfile,
         )
     }
 )

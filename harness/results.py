@@ -38,6 +38,7 @@ class Verdict(enum.StrEnum):
     """What a run says about a claim."""
 
     HOLDS = "holds"
+    DIRECTION = "direction only"
     FAILS = "does not hold"
     OPEN = "not decided"
 

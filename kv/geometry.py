@@ -32,7 +32,7 @@ class ModelShape:
     """What of a model decides its KV size, and its parameter count for the engine model.
 
     ``kv_heads`` are the heads that are stored (fewer than query heads under grouped-query
-    attention); ``dtype_bytes`` is of the KV cache; ``parameters`` are all weights; ``source`` says
+    attention), ``query_heads`` those that attend (None: as many as are stored); ``dtype_bytes`` is of the KV cache; ``parameters`` are all weights; ``source`` says
     where the shape stands. Raises ``GeometryError`` for a shape that is not positive and whole.
     """
 
@@ -42,14 +42,21 @@ class ModelShape:
     head_dim: int
     parameters: int
     dtype_bytes: int = BF16_BYTES
+    query_heads: int | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise GeometryError("a model shape needs a name")
         for member in fields(self):
-            if member.name not in ("name", "source"):
+            unsaid = member.name == "query_heads" and self.query_heads is None
+            if member.name not in ("name", "source") and not unsaid:
                 _positive(f"{member.name} of model {self.name!r}", getattr(self, member.name))
+
+    @property
+    def attending_heads(self) -> int:
+        """Heads that attend: query heads."""
+        return self.query_heads or self.kv_heads
 
     def kv_bytes_per_token(self, *, tp_size: int = 1) -> int:
         """Return the bytes of KV per token on each of ``tp_size`` ranks."""
@@ -69,6 +76,7 @@ LLAMA_3_1_8B = ModelShape(
     kv_heads=8,
     head_dim=128,
     parameters=8_030_261_248,
+    query_heads=32,
     source="config.json of meta-llama/Llama-3.1-8B",
 )
 QWEN_2_5_32B = ModelShape(
@@ -77,6 +85,7 @@ QWEN_2_5_32B = ModelShape(
     kv_heads=8,
     head_dim=128,
     parameters=32_763_876_352,
+    query_heads=40,
     source="config.json of Qwen/Qwen2.5-32B",
 )
 OPT_30B = ModelShape(
@@ -85,6 +94,7 @@ OPT_30B = ModelShape(
     kv_heads=56,
     head_dim=128,
     parameters=29_974_540_288,
+    query_heads=56,
     source="config.json of facebook/opt-30b",
 )
 DEEPSEEK_R1_DISTILL_LLAMA_8B = ModelShape(
@@ -93,6 +103,7 @@ DEEPSEEK_R1_DISTILL_LLAMA_8B = ModelShape(
     kv_heads=8,
     head_dim=128,
     parameters=8_030_261_248,
+    query_heads=32,
     source="config.json of deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
 )
 

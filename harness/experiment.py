@@ -1,0 +1,326 @@
+"""What an experiment is: a set-up in knobs and profiles, claims to judge, and a function that runs.
+
+Every number of a set-up is a ``Knob`` with a unit and a source, or a field of a named device
+profile. What no source gives is marked as an assumption, in either place, so that the list of
+assumptions in a report, and the grid that a sweep draws from, are collected and never typed in.
+
+A ``Context`` is one point of that grid: the knobs and profile numbers with the user's overrides,
+the seed, and whether it is the quick form. It refuses keys that do not exist, with the nearest
+names. Experiments return ``Findings``: rows, plots as data, judged claims and checks.
+
+Units: as each knob says; sizes in bytes and bandwidth in bytes/s once read from profiles.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cxlbench.devices.profile import Profile, load_profile
+from cxlbench.devices.profile_loader import load_as
+from cxlbench.devices.profile_schema import Number, ProfileError, Quantity, schema_of
+from cxlbench.devices.units import Dimension, format_number
+from cxlbench.harness.claims import JudgedClaim, PaperClaim
+
+P = TypeVar("P", bound=Profile)
+
+Scalar = bool | int | float | str
+Row = Mapping[str, Scalar | None]
+"""One line of results: names with units (``ttft_mean_s``), one value each."""
+
+ASSUMPTION_SPREAD = 0.3
+"""How far a sweep moves a number that no source gives, up and down."""
+
+
+class ExperimentError(ValueError):
+    """An experiment, a key of one, or a value for it that cannot be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One number or choice of a set-up.
+
+    Attributes:
+        name: such as ``workload.sessions``.
+        value: at full size.
+        quick: in the quick form, where that differs.
+        unit: empty for counts and choices.
+        source: where the value stands, or why it is this one.
+        assumption: whether no source gives it; then sweeps vary it.
+        low: least value that a sweep tries; None is 30 % below ``value``.
+        high: greatest one; None is 30 % above.
+        choices: all possible values of a choice.
+    """
+
+    name: str
+    value: Scalar
+    source: str
+    quick: Scalar | None = None
+    unit: str = ""
+    assumption: bool = False
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def at(self, *, quick: bool) -> Scalar:
+        """Return the value of the full or of the quick form."""
+        return self.quick if quick and self.quick is not None else self.value
+
+    def parse(self, text: str) -> Scalar:
+        """Return ``text`` as a value of this knob; raise ``ExperimentError`` if it is none."""
+        if self.choices:
+            if text not in self.choices:
+                raise ExperimentError(
+                    f"{self.name}={text!r}: possible are {', '.join(self.choices)}"
+                )
+            return text
+        if isinstance(self.value, str):
+            return text
+        if isinstance(self.value, bool):
+            if text.lower() not in ("true", "false"):
+                raise ExperimentError(f"{self.name}={text!r}: must be true or false")
+            return text.lower() == "true"
+        whole = isinstance(self.value, int)
+        try:
+            number = int(text) if whole else float(text)
+        except ValueError:
+            kind = "a whole number" if whole else "a number"
+            raise ExperimentError(f"{self.name}={text!r}: must be {kind}") from None
+        if not 0 <= number < float("inf"):
+            raise ExperimentError(f"{self.name}={text}: must be finite and not negative")
+        return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A number or choice that no source gives, as reports list it and sweeps vary it."""
+
+    key: str
+    value: str
+    why: str
+    low: str
+    high: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Something that must be true of every run: a law, not a claim of a paper."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A figure as data. ``kind`` is ``line``, ``bar`` (x are names) or ``cdf`` (x are samples)."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    kind: str
+    series: Mapping[str, tuple[Sequence[float | str], Sequence[float]]]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a run of an experiment came to."""
+
+    rows: Sequence[Row]
+    claims: Sequence[JudgedClaim] = ()
+    plots: Sequence[Plot] = ()
+    checks: Sequence[Check] = ()
+    notes: Sequence[str] = ()
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One figure or table: what it sets up, what it must answer, how it runs."""
+
+    name: str
+    title: str
+    source: str
+    """Of the figure, such as ``HyMCache fig. 10``."""
+    about: str
+    """The set-up in a few sentences, and what is left out."""
+    knobs: tuple[Knob, ...]
+    profiles: tuple[str, ...]
+    """Names of all built-in profiles that the run reads."""
+    claims: tuple[PaperClaim, ...]
+    run: Callable[[Context], Findings]
+
+    def knob(self, name: str) -> Knob:
+        """Return a knob by name; raise ``ExperimentError`` with the nearest ones."""
+        for knob in self.knobs:
+            if knob.name == name:
+                return knob
+        raise _unknown(f"knob of {self.name}", name, [knob.name for knob in self.knobs])
+
+    def keys(self) -> list[str]:
+        """Return every key that an override or a sweep may name."""
+        keys = [knob.name for knob in self.knobs]
+        for name in self.profiles:
+            keys += [f"{name}.{key}" for key, _ in _numbers(load_profile(name))]
+        return keys
+
+    def assumptions(self, *, quick: bool = False) -> list[Assumption]:
+        """Return all that no source gives, knobs first, in a fixed order."""
+        found = [_of_knob(knob, quick=quick) for knob in self.knobs if knob.assumption]
+        for name in self.profiles:
+            for key, quantity in _numbers(load_profile(name)):
+                if quantity.assumption:
+                    found.append(_of_number(f"{name}.{key}", quantity))
+        return found
+
+
+@dataclass(slots=True)
+class Context:
+    """One point at which an experiment runs.
+
+    ``overrides`` are texts by key: a knob's name, or ``PROFILE.FIELD`` with a unit
+    (``nic-100g.bandwidth=200 Gb/s``). Raises ``ExperimentError`` for unknown keys and impossible
+    values, and ``ProfileError`` for impossible profile numbers, on construction.
+    """
+
+    experiment: Experiment
+    quick: bool = False
+    seed: int = 0
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    progress: Callable[[str, int, int], None] = lambda *_: None
+    """Called with what is being done, how much of it is done, and how much there is."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the user asked to stop: what is there by then is returned, marked partial."""
+
+    def __post_init__(self) -> None:
+        knobs = {knob.name for knob in self.experiment.knobs}
+        keys = set(self.experiment.keys())
+        for key, text in self.overrides.items():
+            if key not in keys:
+                raise _unknown(f"key of {self.experiment.name}", key, sorted(keys))
+            if key in knobs:
+                self.experiment.knob(key).parse(text)
+        for name in self.experiment.profiles:
+            load_profile(name, overrides=self._of_profile(name))
+
+    def _of_profile(self, name: str) -> dict[str, str]:
+        prefix = f"{name}."
+        return {
+            key.removeprefix(prefix): text
+            for key, text in self.overrides.items()
+            if key.startswith(prefix)
+        }
+
+    def profile(self, kind: type[P], name: str) -> P:
+        """Return a declared profile with the overrides of this point.
+
+        Overrides of ``pm1743-class.*`` also reach profiles that refer to that one.
+        """
+        if name not in self.experiment.profiles:
+            raise ExperimentError(
+                f"{self.experiment.name} reads profile {name!r}, which it does not declare"
+            )
+        overrides = self._of_profile(name)
+        for key in schema_of(kind):
+            if key.refers_to is None:
+                continue
+            inner = getattr(load_as(kind, name, overrides=overrides), key.name).name
+            for field_name, text in self._of_profile(inner).items():
+                overrides.setdefault(f"{key.name}.{field_name}", text)
+        return load_as(kind, name, overrides=overrides)
+
+    def knob(self, name: str) -> Scalar:
+        """Return a knob's value at this point."""
+        knob = self.experiment.knob(name)
+        text = self.overrides.get(name)
+        return knob.at(quick=self.quick) if text is None else knob.parse(text)
+
+    def number(self, name: str) -> float:
+        """Return a knob that is a number."""
+        return float(self.knob(name))
+
+    def count(self, name: str) -> int:
+        """Return a knob that is a whole number."""
+        return int(self.knob(name))
+
+    def choice(self, name: str) -> str:
+        """Return a knob that is a choice."""
+        return str(self.knob(name))
+
+    def setup(self) -> dict[str, Scalar]:
+        """Return every knob's value, for the record."""
+        return {knob.name: self.knob(knob.name) for knob in self.experiment.knobs}
+
+
+def _numbers(profile: Profile) -> Iterator[tuple[str, Quantity]]:
+    for key in schema_of(type(profile)):
+        if isinstance(key.rule, Number) and key.name in profile.provenance:
+            yield key.name, profile.provenance[key.name]
+
+
+def _of_knob(knob: Knob, *, quick: bool) -> Assumption:
+    value = knob.at(quick=quick)
+    if knob.choices or isinstance(value, (str, bool)):
+        choices = knob.choices or (str(value),)
+        return Assumption(
+            key=knob.name, value=str(value), why=knob.source, low="", high="", choices=choices
+        )
+    low = knob.low if knob.low is not None else value * (1 - ASSUMPTION_SPREAD)
+    high = knob.high if knob.high is not None else value * (1 + ASSUMPTION_SPREAD)
+    if isinstance(value, int):
+        low, high = max(1, round(low)), max(1, round(high))
+    unit = f" {knob.unit}" if knob.unit else ""
+    return Assumption(
+        key=knob.name,
+        value=f"{format_number(value)}{unit}",
+        why=knob.source,
+        low=format_number(low),
+        high=format_number(high),
+    )
+
+
+def _of_number(key: str, quantity: Quantity) -> Assumption:
+    whole = isinstance(quantity.value, int) and quantity.unit == "count"
+
+    def moved(factor: float) -> str:
+        value = quantity.value * factor
+        if quantity.unit == "ratio":
+            value = min(value, 1.0)
+        number = max(1, round(value)) if whole else value
+        unit = "" if quantity.unit in ("count", "ratio", "flag") else f" {quantity.unit}"
+        return f"{number:.6g}{unit}"
+
+    return Assumption(
+        key=key,
+        value=moved(1.0),
+        why=quantity.source,
+        low=moved(1 - ASSUMPTION_SPREAD),
+        high=moved(1 + ASSUMPTION_SPREAD),
+    )
+
+
+def _unknown(what: str, name: str, possible: Sequence[str]) -> ExperimentError:
+    close = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ", ".join(possible)
+    return ExperimentError(f"there is no {what} {name!r}; {hint}")
+
+
+__all__ = [
+    "Assumption",
+    "Check",
+    "Context",
+    "Dimension",
+    "Experiment",
+    "ExperimentError",
+    "Findings",
+    "Knob",
+    "Plot",
+    "ProfileError",
+    "Row",
+    "Scalar",
+]

@@ -1,0 +1,1 @@
+"""The serving-engine model: GPUs with continuous batching, in clusters, under either clock."""

@@ -1,0 +1,69 @@
+"""What became of each request of a cluster, with its time broken down.
+
+The parts follow each other and add up to the time to the first token: *schedule* (waiting for
+blocks and for the first step), *lookup*, *KV read* (from the tier into the GPU of the server that
+computes the first token), *compute*, *KV write* (what the first token waits for: publication, and
+the P→D transfer).
+
+Units: s of the run, tokens, blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One request."""
+
+    request_id: int
+    session: str
+    turn: int
+    server: int
+    decoder: int
+    input_tokens: int
+    output_tokens: int
+    reusable: int
+    """Blocks of the prompt that could be reused."""
+    seen: int
+    """Of them, those that some server had computed before."""
+    matched: int
+    """Found in the GPU of the prefill server."""
+    found: int = 0
+    """Announced by the tier."""
+    loaded: int = 0
+    """Delivered by the tier to the prefill server."""
+    computed_tokens: int = 0
+    """Of the prompt, on all servers together."""
+    decode_loaded: int = 0
+    """Blocks that the decode server read from the tier."""
+    arrival_s: float
+    schedule_s: float = 0.0
+    lookup_s: float = 0.0
+    read_s: float = 0.0
+    compute_s: float = 0.0
+    write_s: float = 0.0
+    first_token_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float:
+        """From arrival to the last token."""
+        return self.end_s - self.arrival_s
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """The time to the first token, broken down."""
+        return {
+            "schedule": self.schedule_s,
+            "lookup": self.lookup_s,
+            "KV read": self.read_s,
+            "compute": self.compute_s,
+            "KV write": self.write_s,
+        }
