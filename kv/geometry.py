@@ -32,8 +32,9 @@ class ModelShape:
     """What of a model decides its KV size, and its parameter count for the engine model.
 
     ``kv_heads`` are the heads that are stored (fewer than query heads under grouped-query
-    attention), ``query_heads`` those that attend (None: as many as are stored); ``dtype_bytes`` is of the KV cache; ``parameters`` are all weights; ``source`` says
-    where the shape stands. Raises ``GeometryError`` for a shape that is not positive and whole.
+    attention), ``query_heads`` those that attend (None: as many as are stored); ``dtype_bytes`` is
+    of the KV cache; ``parameters`` are all weights; ``source`` says where the shape stands. Raises
+    ``GeometryError`` for a shape that is not positive and whole.
     """
 
     name: str
