@@ -136,7 +136,6 @@ def _one(context: Context, size_mib: int) -> TrafficResult:
         concurrency=context.count("requests"),
     )
     block_bytes = size_mib * MIB
-    footprint = traffic.requests * traffic.blocks_a_turn * traffic.turns * block_bytes
 
     def profile(kind: type[P], name: str) -> P:
         found = context.profile(kind, name)
@@ -154,7 +153,6 @@ def _one(context: Context, size_mib: int) -> TrafficResult:
                 "device_kind": "cmm-h",
                 "device": "cmm-h-256g",
                 "worker_link": "nic-200g",
-                "device_capacity_bytes": footprint * 5 // 4 // GIB * GIB + GIB,
                 "staging_bytes": context.count("staging_gib") * GIB,
                 "deadline_s": 1e4,
             },

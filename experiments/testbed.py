@@ -40,6 +40,10 @@ SERVING_PROFILES = ("a100-80g", "vllm-default", "gpu-copy-gen4x16", "nic-100g", 
 """What every figure of HyMCache's serving reads."""
 HYMCACHE_PROFILES = ("cxl-hm-prototype", "pm1743-class", "software-default")
 """What its tier reads beside them."""
+LMCACHE_PROFILES = ("lmcache-local",)
+MOONCAKE_PROFILES = ("mooncake-store", "remote-dram")
+NVMEOF_PROFILES = ("mooncake-store", "nvmeof-xfs", "pm1743-class")
+REDIS_PROFILES = ("lmcache-local", "redis-64g")
 
 BLOCK_TOKENS = Knob(
     name="engine.block_tokens",
@@ -70,7 +74,7 @@ def roofline(context: Context, *, gpu: str = "a100-80g") -> Roofline:
     )
 
 
-def pd_cluster(context: Context, routing: str, *, prefix_caching: bool = True) -> ClusterSpec:
+def pd_cluster(context: Context, routing: str, prefix_caching: bool = True) -> ClusterSpec:
     """Return HyMCache's 4P-1D cluster."""
     model = roofline(context)
     return ClusterSpec(
@@ -90,12 +94,15 @@ def pd_cluster(context: Context, routing: str, *, prefix_caching: bool = True) -
     )
 
 
-def single_node(context: Context, *, prefix_caching: bool = True) -> ClusterSpec:
+def single_node(
+    context: Context, prefix_caching: bool = True, *, gpu_blocks: int | None = None
+) -> ClusterSpec:
     """Return HyMCache's single node."""
     return ClusterSpec(
         roofline=roofline(context),
         block_tokens=context.count("engine.block_tokens"),
         prefix_caching=prefix_caching,
+        gpu_blocks=gpu_blocks,
     )
 
 

@@ -14,7 +14,7 @@ Units: as each knob says; sizes in bytes and bandwidth in bytes/s once read from
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -194,6 +194,8 @@ class Context:
     overrides: Mapping[str, str] = field(default_factory=dict)
     progress: Callable[[str, int, int], None] = lambda *_: None
     """Called with what is being done, how much of it is done, and how much there is."""
+    memo: MutableMapping[Hashable, object] = field(default_factory=dict)
+    """Runs that several experiments of one session share, by all that they depend on."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the user asked to stop: what is there by then is returned, marked partial."""
 
@@ -251,6 +253,10 @@ class Context:
     def choice(self, name: str) -> str:
         """Return a knob that is a choice."""
         return str(self.knob(name))
+
+    def point(self) -> tuple[object, ...]:
+        """Return all that a run at this point depends on, beside its set-up, as a memo's key."""
+        return (self.quick, self.seed, tuple(sorted(self.overrides.items())))
 
     def setup(self) -> dict[str, Scalar]:
         """Return every knob's value, for the record."""

@@ -8,7 +8,6 @@ Units: bytes (full size in the spec, scaled inside), s.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from cxlbench.emu.fabric import Fabric, QueuePair
 from cxlbench.emu.faults import FaultPlan
 from cxlbench.emu.memory import PAGE_BYTES, ArenaMaker
 from cxlbench.emu.pipe import Pipe
-from cxlbench.emu.status import HostLimitError
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES, HyMCacheConnector
 from cxlbench.hymcache.control import ControlPlane
 from cxlbench.hymcache.kv_manager import SEGMENTS_PER_DEVICE, KvManager, Placement
@@ -140,7 +139,7 @@ class Rig:
         compile_kernels()
         self.folder: Path | None = None
         if folder is not None and not phantom:
-            self.folder = run_folder(folder, self._stack)
+            self.folder = self._stack.enter_context(run_folder(folder))
         try:
             self._build(phantom, on_block)
         except BaseException:
@@ -166,6 +165,7 @@ class Rig:
                 prefetch=spec.prefetch,
                 placement=spec.placement,
                 segment_bytes=segment_bytes(devices[0].capacity_bytes, self.block_bytes),
+                reserve_deadline_s=spec.deadline_s,
             )
             node_links[node] = self._duplex(f"node{node}.nic", scale_profile(spec.node_link, scale))
         objects = sum(
@@ -306,15 +306,3 @@ def segment_bytes(capacity_bytes: int, block_bytes: int) -> int:
     """Return whole extents of a block near the usual size of a segment: none ends in waste."""
     extent = object_extent_bytes(block_bytes)
     return extent * max(1, round(capacity_bytes / SEGMENTS_PER_DEVICE / extent))
-
-
-def run_folder(folder: Path, stack: ExitStack) -> Path:
-    """Make a folder of this run inside ``folder``; it goes away with the run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix="cxlbench-", dir=folder)
-    except OSError as error:
-        raise HostLimitError(
-            f"cannot write backing files in {folder}: {error.strerror}; choose another folder"
-        ) from error
-    return Path(stack.enter_context(made))

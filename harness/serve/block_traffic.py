@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 
@@ -34,6 +35,10 @@ class Traffic:
     turns: int
     concurrency: int
     block_tokens: int = 128
+    append_turns: int | None = None
+    """Turns that append; later ones only read. None: all."""
+    shuffle_seed: int | None = None
+    """Shuffles the order of the requests in every turn; None keeps it."""
 
 
 @dataclass(slots=True)
@@ -141,7 +146,7 @@ class _Run:
                 self._turn = TurnTraffic(turn, begin_s=clock.now())
                 turns.append(self._turn)
                 jobs = JobSet(clock)
-                queue = iter(range(traffic.requests))
+                queue = iter(self._order(turn))
                 for _ in range(traffic.concurrency):
                     jobs.spawn(self._take(queue, turn))
                 await jobs.join()
@@ -162,6 +167,12 @@ class _Run:
             {pipe.name: pipe.busy_s for pipe in tier.pipes},
         )
 
+    def _order(self, turn: int) -> list[int]:
+        order = list(range(self.traffic.requests))
+        if self.traffic.shuffle_seed is not None:
+            Random(f"cxlbench/traffic/{self.traffic.shuffle_seed}/{turn}").shuffle(order)
+        return order
+
     async def _take(self, queue: Iterator[int], turn: int) -> None:
         for number in queue:
             await self._request(number, turn)
@@ -177,7 +188,8 @@ class _Run:
         prefix = chain[:stored]
         try:
             await self._read(connector, request_id, prefix)
-            if stored == (turn - 1) * traffic.blocks_a_turn:
+            appending = traffic.append_turns is None or turn <= traffic.append_turns
+            if appending and stored == (turn - 1) * traffic.blocks_a_turn:
                 new = chain[stored : stored + traffic.blocks_a_turn]
                 begin_s = self.clock.now()
                 ticket = connector.submit_store(request_id, new, [content.make(key) for key in new])

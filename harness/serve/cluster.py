@@ -178,7 +178,7 @@ class Cluster:
             self._computed.update(request.block_ids)
             store = None
             if connector is not None:
-                store = self._offer(request, keys, have, record.server, connector, users)
+                store = self._offer(request, keys, have, record, connector, users)
                 storing = store is not None
             if self.decode:
                 await self._hand_over(request, keys, record, early, store)
@@ -230,22 +230,22 @@ class Cluster:
         request: Request,
         keys: Sequence[bytes],
         have: int,
-        number: int,
+        record: Served,
         connector: Connector,
         users: _Users,
     ) -> Job[None] | None:
         """Offer new blocks, and those refused earlier, beside the answer; heads first."""
-        refused = self._refused[number]
+        refused = self._refused[record.server]
         first = next((i for i, key in enumerate(keys[:have]) if key in refused), have)
         offered = keys[first:]
         if not offered:
             return None
         users.join()
-        return self._jobs.spawn(self._store(request.request_id, offered, refused, connector, users))
+        return self._jobs.spawn(self._store(record, offered, refused, connector, users))
 
     async def _store(
         self,
-        request_id: int,
+        record: Served,
         keys: Sequence[bytes],
         refused: set[bytes],
         connector: Connector,
@@ -254,14 +254,15 @@ class Cluster:
         content, stores = self._content, self.stores
         try:
             buffers = [content.make(key) for key in keys]
-            ticket = connector.submit_store(request_id, keys, buffers)
+            ticket = connector.submit_store(record.request_id, keys, buffers)
             # Not before: the tier appends a chain to where the open request found its blocks.
-            connector.release(request_id)
+            connector.release(record.request_id)
             done = await ticket.done.wait()
             for key, buffer, result in zip(keys, buffers, done.results, strict=True):
                 content.recycle(buffer)
                 if result in (KeyResult.STORED, KeyResult.EXISTS):
                     stores.stored += result is KeyResult.STORED
+                    record.stored += result is KeyResult.STORED
                     if key in refused:
                         stores.recovered += 1
                         refused.discard(key)
@@ -304,6 +305,9 @@ class Cluster:
         begin_s = clock.now()
         blocks = self._blocks(request.input_tokens + record.output_tokens)
         holding = await decoder.pool.admit((), 0, blocks)
+        admitted_s = clock.now()
+        record.schedule_s += admitted_s - begin_s
+        begin_s = admitted_s
         try:
             if self.handover is not None:
                 nbytes = self._kv_bytes(request)
@@ -312,7 +316,8 @@ class Cluster:
                     nbytes -= self.handover.early_bytes(nbytes)
                 await self.handover.send(record.server, record.decoder, nbytes)
                 tokens = 1
-                record.write_s += clock.now() - begin_s
+                record.decode_read_s = clock.now() - begin_s
+                record.write_s += record.decode_read_s
             else:
                 tokens = await self._through_tier(request, keys, record, store, begin_s)
             begin_s = clock.now()
@@ -361,7 +366,8 @@ class Cluster:
         finally:
             connector.release(number)
             connector.poll()
-        record.read_s += clock.now() - written_s
+        record.decode_read_s = clock.now() - written_s
+        record.read_s += record.decode_read_s
         return max(1, request.input_tokens - record.decode_loaded * spec.block_tokens)
 
     async def settle(self) -> None:

@@ -36,8 +36,13 @@ class Served:
     """Delivered by the tier to the prefill server."""
     computed_tokens: int = 0
     """Of the prompt, on all servers together."""
+    stored: int = 0
+    """Blocks that the tier took from this request."""
     decode_loaded: int = 0
     """Blocks that the decode server read from the tier."""
+    decode_read_s: float = 0.0
+    """Getting the prompt's KV into the decode server's GPU: part of *KV write* over a link, of
+    *KV read* through the tier."""
     arrival_s: float
     schedule_s: float = 0.0
     lookup_s: float = 0.0

@@ -3,7 +3,8 @@
 ``device`` chooses what the nodes have: CXL-HM with explicit prefetch, or the transparent CMM-H.
 What is built is a ``Rig`` (``rig.py``) at full size, in tags. Options, with HyMCache §5 as default:
 
-- ``device``: profile name; ``device_kind`` ``cxl-hm`` or ``cmm-h``
+- ``device``: profile name; ``device_kind`` ``cxl-hm``, ``cmm-h``, or
+  ``dram`` for an expander without SSDs
 - ``nodes``, ``devices_per_node``, ``device_capacity_bytes``
 - ``prefetch``, ``window_bytes``, ``staging_bytes``, ``deadline_s``
 - ``node_link``, ``worker_link``: names of link profiles
@@ -18,20 +19,26 @@ from cxlbench.devices.profile import (
     CmmHProfile,
     CopyEngineProfile,
     CxlHmProfile,
+    ExpanderProfile,
     LinkProfile,
     SoftwareProfile,
 )
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.pipe import Pipe
 from cxlbench.harness.io_jobs import counters_of
-from cxlbench.harness.rig import Rig, RigSpec
+from cxlbench.harness.rig import DeviceProfile, Rig, RigSpec
 from cxlbench.harness.rig_checks import check_rig
 from cxlbench.harness.tiers.options import Options
 from cxlbench.harness.tiers.tier import TierSite
 from cxlbench.hymcache.connector import DEADLINE_S, STAGING_BYTES
 from cxlbench.kv.connector import BlockTimes, Connector
 
-KINDS = {"cxl-hm": CxlHmProfile, "cmm-h": CmmHProfile}
+KINDS: dict[str, tuple[type[DeviceProfile], str, str]] = {
+    "cxl-hm": (CxlHmProfile, "cxl-hm-prototype", "hymcache"),
+    "cmm-h": (CmmHProfile, "cmm-h-256g", "cmm-h"),
+    "dram": (ExpanderProfile, "remote-dram", "remote DRAM"),
+}
+"""By kind: class and default name of the profile, and what the tier is called."""
 
 
 class HyMCacheTier:
@@ -40,10 +47,10 @@ class HyMCacheTier:
     def __init__(self, clock: Clock, site: TierSite) -> None:
         options = Options("hymcache", site.options)
         kind = options.choice("device_kind", "cxl-hm", tuple(KINDS))
-        default = {"cxl-hm": "cxl-hm-prototype", "cmm-h": "cmm-h-256g"}[kind]
+        profile_class, default, self.name = KINDS[kind]
         profile = site.profile
         spec = RigSpec(
-            device=profile(KINDS[kind], options.text("device", default)),
+            device=profile(profile_class, options.text("device", default)),
             block_bytes=site.block_bytes,
             nodes=options.count("nodes", 1),
             devices_per_node=options.count("devices_per_node", 1),
@@ -61,7 +68,6 @@ class HyMCacheTier:
         )
         options.refuse_others()
         check_rig(spec)
-        self.name = "hymcache" if kind == "cxl-hm" else "cmm-h"
         self.rig = Rig(clock, spec, phantom=True, on_block=partial(_passed_on, site))
         self.pipes: Sequence[Pipe] = self.rig.pipes
 

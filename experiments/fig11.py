@@ -1,0 +1,146 @@
+"""HyMCache fig. 11: the same SSDs behind NVMe-oF and a file system.
+
+Set-up (§6.1.2): the cluster and the conversations of fig. 10; Mooncake keeps its objects on the two
+SSDs of the CXL-HM prototype, striped, cut by LVM into one volume for each prefill server, reached
+by NVMe-oF over RDMA and formatted with XFS. The raw path carries 23 GB/s, a volume under XFS 6.5
+GB/s. Compared with recomputation and with HyMCache; the ablation takes the file system away.
+
+The paper finds it near recomputation, since many fetches time out. Its arithmetic does not say so:
+four servers at their 12.5 GB/s port, of which XFS leaves 6.5, share two SSDs of 13 GB/s each. What
+would have to be true is looked for by the second ablation: the load at which fetches time out.
+
+Left out: the file system's page cache (reads are direct), readahead, journal traffic.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cxlbench.experiments import fig10, testbed
+from cxlbench.experiments.serving import (
+    Runs,
+    System,
+    all_checks,
+    by_turn_plot,
+    run_systems,
+    speedup,
+    total_row,
+    turn_rows,
+)
+from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
+from cxlbench.harness.experiment import Context, Experiment, Findings, Row
+from cxlbench.harness.serve.drive import Drive, Order
+from cxlbench.harness.serve.run import Simulated
+
+RECOMPUTE, XFS, RAW, HURRIED, HYMCACHE = (
+    "recompute",
+    "NVMe-oF, XFS",
+    "NVMe-oF, raw",
+    "NVMe-oF, XFS, 1 s timeout",
+    "HyMCache",
+)
+SYSTEMS = (
+    System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
+    System(label=XFS, tier="mooncake-nvmeof"),
+    System(label=RAW, tier="mooncake-nvmeof", options={"file_system": False}),
+    System(label=HURRIED, tier="mooncake-nvmeof", options={"get_timeout_s": 1.0}),
+    System(label=HYMCACHE, tier="hymcache"),
+)
+CLAIMS = (
+    PaperClaim(
+        name="near-recomputation",
+        statement="Mooncake on NVMe-oF serves about as much as recomputation",
+        source="HyMCache §6.1.2, fig. 11",
+        expected=1.0,
+        unit="x",
+    ),
+    PaperClaim(
+        name="fetches-time-out",
+        statement="Many fetches time out (read as: over a tenth of the announced blocks)",
+        source="HyMCache §6.1.2",
+        expected=10.0,
+        sense=Sense.AT_LEAST,
+        neutral=0.0,
+        unit="%",
+    ),
+    PaperClaim(
+        name="hymcache-faster",
+        statement="HyMCache serves more than Mooncake on NVMe-oF",
+        source="HyMCache fig. 11",
+        expected=1.0,
+        sense=Sense.AT_LEAST,
+        unit="x",
+    ),
+)
+
+
+def run(context: Context) -> Findings:
+    """Run all systems under the chosen routing."""
+    routing = context.choice("routing")
+    runs = run_systems(
+        context,
+        SYSTEMS,
+        partial(testbed.pd_cluster, context, routing),
+        fig10.workload_of(context),
+        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+    )
+    rows: list[Row] = []
+    for label, one in runs.by_label.items():
+        row = total_row(one, system=label)
+        row["undelivered_share"] = undelivered(one)
+        rows.append(row)
+        rows += turn_rows(one, system=label)
+    return Findings(
+        rows=rows,
+        claims=[] if runs.partial else _claims(context, runs),
+        plots=(
+            by_turn_plot(
+                runs,
+                name="e2e",
+                title=f"End-to-end time, {routing}",
+                value="e2e_mean_s",
+                y_label="mean, s",
+            ),
+        ),
+        checks=all_checks(runs),
+        partial=runs.partial,
+    )
+
+
+def undelivered(run: Simulated) -> float:
+    """Return the share of announced blocks that were not delivered in time."""
+    found = sum(record.found for record in run.served)
+    return 1 - sum(record.loaded for record in run.served) / found if found else 0.0
+
+
+def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
+    xfs, raw, hurried = runs.by_label[XFS], runs.by_label[RAW], runs.by_label[HURRIED]
+    measured = {
+        "near-recomputation": speedup(runs, XFS, RECOMPUTE),
+        "fetches-time-out": undelivered(xfs) * 100,
+        "hymcache-faster": speedup(runs, HYMCACHE, XFS),
+    }
+    reason = (
+        f"hit rates: XFS {xfs.hit_rate:.0%}, without it {raw.hit_rate:.0%}; with a timeout of 1 s "
+        f"{undelivered(hurried):.0%} of the announced blocks come too late and the hit rate is "
+        f"{hurried.hit_rate:.0%}; prefill GPUs busy {max(xfs.gpu_busy.values()):.0%}"
+    )
+    at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
+    return [claim.judge(measured[claim.name], reason=reason, at=at) for claim in CLAIMS]
+
+
+EXPERIMENT = Experiment(
+    name="fig11",
+    title="The same SSDs behind NVMe-oF and a file system",
+    source="HyMCache fig. 11",
+    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    knobs=tuple(k for k in fig10.EXPERIMENT.knobs if not k.name.endswith(".gib")),
+    profiles=(
+        *testbed.SERVING_PROFILES,
+        *testbed.HYMCACHE_PROFILES,
+        "mooncake-store",
+        "nvmeof-xfs",
+    ),
+    claims=CLAIMS,
+    run=run,
+)

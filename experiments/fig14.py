@@ -1,0 +1,210 @@
+"""HyMCache fig. 14: a remote tier on Redis.
+
+Set-up (§6.2.2): Qwen2.5-32B on one node; Redis with 64 GB alone, reached over TCP; LMCache with 64
+GB of local DRAM and Redis with 64 GB behind it; HyMCache. The footprint fits the 128 GB of the pair
+and grows over six turns; the distribution of TTFT is that of turn 6.
+
+The paper sees Redis alone break prefix chains by failed stores, and the pair about level with
+HyMCache. What makes a store fail is the client's buffer: values come faster than one server thread
+takes them over TCP (profile ``redis-64g``).
+
+Left out: Redis's persistence and clusters.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cxlbench.experiments import testbed
+from cxlbench.experiments.serving import (
+    Runs,
+    System,
+    all_checks,
+    by_turn_plot,
+    run_systems,
+    speedup,
+    total_row,
+    turn_rows,
+)
+from cxlbench.experiments.testbed import GIB
+from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.generator import GeneratorKnobs, generate
+from cxlbench.harness.requests import Workload
+from cxlbench.harness.serve.drive import Drive, Order
+
+RECOMPUTE, REDIS, PAIR, HYMCACHE = ("recompute", "Redis", "LMCache + Redis", "HyMCache")
+TURNS = 6
+KNOBS = (
+    testbed.model_knob("Qwen2.5-32B"),
+    testbed.BLOCK_TOKENS,
+    Knob(
+        name="workload.sessions",
+        value=64,
+        quick=16,
+        assumption=True,
+        source="not stated; with turn_tokens the footprint comes to 115 GiB of the 128",
+    ),
+    Knob(
+        name="workload.turn_tokens",
+        value=1200,
+        unit="tokens",
+        assumption=True,
+        source="not stated; 64 conversations x 6 turns x 1200 tokens are 115 GiB",
+    ),
+    Knob(
+        name="workload.concurrency",
+        value=8,
+        assumption=True,
+        source="not stated",
+    ),
+    Knob(
+        name="shrink",
+        value=1,
+        quick=4,
+        source="the quick form has a quarter of the conversations and of the memory",
+    ),
+    Knob(name="lmcache.gib", value=64, unit="GiB", source="HyMCache §6.2.2"),
+    Knob(name="redis.gib", value=64, unit="GiB", source="HyMCache §6.2.2"),
+)
+CLAIMS = (
+    PaperClaim(
+        name="redis-breaks-chains",
+        statement="Redis alone loses chains: its hit rate at turn 6 is under half of the pair's",
+        source="HyMCache fig. 14a",
+        expected=0.5,
+        sense=Sense.AT_MOST,
+        neutral=1.0,
+        unit="x",
+    ),
+    PaperClaim(
+        name="redis-stores-fail",
+        statement="Stores to Redis alone fail frequently (read as: over a tenth)",
+        source="HyMCache §6.2.2",
+        expected=10.0,
+        sense=Sense.AT_LEAST,
+        neutral=0.0,
+        unit="%",
+    ),
+    PaperClaim(
+        name="pair-level",
+        statement="The pair serves about as much as HyMCache",
+        source="HyMCache fig. 14",
+        expected=1.0,
+        unit="x",
+    ),
+)
+
+
+def workload_of(context: Context) -> Workload:
+    """Return the conversations."""
+    tokens = context.number("workload.turn_tokens")
+    return generate(
+        GeneratorKnobs(
+            sessions=context.count("workload.sessions"),
+            turns=TURNS,
+            shared_system_tokens=0,
+            first_input_tokens=tokens,
+            turn_input_tokens=tokens,
+            output_tokens=1,
+            think_s=0,
+            block_tokens=context.count("engine.block_tokens"),
+            seed=context.seed,
+        ),
+        name="redis-footprint",
+    )
+
+
+def systems(context: Context) -> tuple[System, ...]:
+    """Return the systems."""
+    shrink = context.count("shrink")
+    local = context.count("lmcache.gib") * GIB // shrink
+    remote = context.count("redis.gib") * GIB // shrink
+    return (
+        System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
+        System(label=REDIS, tier="redis", options={"capacity_bytes": remote}),
+        System(
+            label=PAIR,
+            tier="lmcache-redis",
+            options={"capacity_bytes": remote, "local_bytes": local},
+        ),
+        System(label=HYMCACHE, tier="hymcache", options={"worker_link": "nic-200g"}),
+    )
+
+
+def run(context: Context) -> Findings:
+    """Run all systems."""
+    runs = run_systems(
+        context,
+        systems(context),
+        partial(testbed.single_node, context),
+        workload_of(context),
+        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+    )
+    rows: list[Row] = []
+    for label, one in runs.by_label.items():
+        row = total_row(one, system=label)
+        row["failed_store_share"] = _failed(runs, label)
+        rows.append(row)
+        rows += turn_rows(one, system=label)
+    cdf = Plot(
+        name="ttft-turn-6",
+        title="TTFT at turn 6",
+        x_label="TTFT, s",
+        y_label="share of requests",
+        kind="cdf",
+        series={
+            label: (sorted(r.ttft_s for r in one.served if r.turn == TURNS), [])
+            for label, one in runs.by_label.items()
+        },
+    )
+    return Findings(
+        rows=rows,
+        claims=[] if runs.partial else _claims(context, runs),
+        plots=(
+            by_turn_plot(
+                runs,
+                name="e2e",
+                title="End-to-end time, single node",
+                value="e2e_mean_s",
+                y_label="mean, s",
+            ),
+            cdf,
+        ),
+        checks=all_checks(runs),
+        partial=runs.partial,
+    )
+
+
+def _failed(runs: Runs, label: str) -> float:
+    stores = runs.by_label[label].stores
+    lost = stores.failed + stores.skipped
+    return lost / (lost + stores.stored) if lost + stores.stored else 0.0
+
+
+def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
+    last = {label: one.turns[-1].hit_rate for label, one in runs.by_label.items()}
+    measured = {
+        "redis-breaks-chains": last[REDIS] / last[PAIR] if last[PAIR] else None,
+        "redis-stores-fail": _failed(runs, REDIS) * 100,
+        "pair-level": speedup(runs, PAIR, HYMCACHE),
+    }
+    reason = (
+        f"hit rates at turn 6: Redis {last[REDIS]:.0%}, the pair {last[PAIR]:.0%}, HyMCache "
+        f"{last[HYMCACHE]:.0%}; stores that failed: {_failed(runs, REDIS):.0%}, "
+        f"{_failed(runs, PAIR):.0%}, {_failed(runs, HYMCACHE):.0%}"
+    )
+    at = f"concurrency {context.count('workload.concurrency')}"
+    return [claim.judge(measured[claim.name], reason=reason, at=at) for claim in CLAIMS]
+
+
+EXPERIMENT = Experiment(
+    name="fig14",
+    title="A remote tier on Redis",
+    source="HyMCache fig. 14",
+    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    knobs=KNOBS,
+    profiles=(*testbed.SERVING_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.REDIS_PROFILES),
+    claims=CLAIMS,
+    run=run,
+)

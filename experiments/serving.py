@@ -1,0 +1,184 @@
+"""Runs several systems on one workload, and turns the runs into rows, checks and plots.
+
+A ``System`` is a tier of the catalog with its settings and whether the GPU caches prefixes. Rows
+come in two kinds, told apart by ``turn``: one for each turn, and one for the whole run (``all``).
+
+Units are in the names of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from cxlbench.experiments.testbed import checks_of
+from cxlbench.harness.experiment import Check, Context, Plot, Row, Scalar
+from cxlbench.harness.requests import Workload
+from cxlbench.harness.serve.cluster import ClusterSpec
+from cxlbench.harness.serve.drive import Drive
+from cxlbench.harness.serve.run import Simulated, simulate
+from cxlbench.harness.tiers.catalog import tier_named
+
+ALL_TURNS = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One of the compared systems."""
+
+    label: str
+    tier: str
+    """By its name in the catalog of tiers."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    prefix_caching: bool = True
+
+
+@dataclass(slots=True)
+class Runs:
+    """Finished runs by label, and what was cut short."""
+
+    by_label: dict[str, Simulated] = field(default_factory=dict)
+    partial: bool = False
+
+
+def run_systems(
+    context: Context,
+    systems: Sequence[System],
+    cluster: Callable[[bool], ClusterSpec],
+    workload: Workload,
+    how: Drive,
+    *,
+    labels: str = "",
+    log_blocks: bool = False,
+) -> Runs:
+    """Run every system; ``cluster`` is called with whether the GPU caches prefixes."""
+    runs = Runs()
+    for number, system in enumerate(systems):
+        if context.stopping():
+            runs.partial = True
+            break
+        what = f"{system.label}{labels}"
+        context.progress(what, number, len(systems))
+        run = simulate(
+            workload,
+            cluster(system.prefix_caching),
+            tier_named(system.tier).maker,
+            how,
+            profile=context.profile,
+            options=system.options,
+            seed=context.seed,
+            log_blocks=log_blocks,
+            progress=partial(context.progress, what),
+            stopping=context.stopping,
+        )
+        runs.by_label[system.label] = run
+        runs.partial |= not run.complete
+    return runs
+
+
+def total_row(run: Simulated, **labels: Scalar) -> dict[str, Scalar | None]:
+    """Return the row of a whole run."""
+    parts = {f"{name.replace(' ', '_')}_mean_s": seconds for name, seconds in run.parts_s.items()}
+    return {
+        **labels,
+        "turn": ALL_TURNS,
+        "requests": len(run.served),
+        "requests_per_s": run.requests_per_s,
+        "ttft_mean_s": run.ttft.mean_s,
+        "ttft_p99_s": run.ttft.p99_s,
+        "e2e_mean_s": run.e2e.mean_s,
+        "itl_mean_s": run.token_gap.mean_s,
+        "hit_rate": run.hit_rate,
+        "skipped_share": run.skipped_share,
+        "gpu_busy": max(run.gpu_busy.values(), default=0.0),
+        **parts,
+    }
+
+
+def turn_rows(run: Simulated, **labels: Scalar) -> list[dict[str, Scalar | None]]:
+    """Return the rows of a run's turns."""
+    return [
+        {
+            **labels,
+            "turn": turn.turn,
+            "requests": turn.requests,
+            "requests_per_s": turn.requests_per_s,
+            "ttft_mean_s": turn.ttft.mean_s,
+            "ttft_p99_s": turn.ttft.p99_s,
+            "e2e_mean_s": turn.e2e.mean_s,
+            "hit_rate": turn.hit_rate,
+        }
+        for turn in run.turns
+    ]
+
+
+def all_checks(runs: Runs, labels: str = "") -> list[Check]:
+    """Return the laws of all runs; equal ones that hold are joined to one line."""
+    found: dict[str, list[Check]] = {}
+    for label, run in runs.by_label.items():
+        for check in checks_of(run, f"{label}{labels}"):
+            found.setdefault(check.name.partition(": ")[2], []).append(check)
+    joined = []
+    for law, checks in found.items():
+        if all(check.ok for check in checks):
+            joined.append(Check(name=law, ok=True, detail=f"in {len(checks)} runs{labels}"))
+        else:
+            joined += [check for check in checks if not check.ok]
+    return joined
+
+
+def by_turn_plot(
+    runs: Runs, *, name: str, title: str, value: str, y_label: str, note: str = ""
+) -> Plot:
+    """Plot one column of the turns' rows, a line for each system."""
+    series = {}
+    for label, run in runs.by_label.items():
+        rows = turn_rows(run)
+        series[label] = (
+            [float(row["turn"] or 0) for row in rows],
+            [float(row[value] or 0) for row in rows],
+        )
+    return Plot(
+        name=name,
+        title=title,
+        x_label="turn",
+        y_label=y_label,
+        kind="line",
+        series=series,
+        note=note,
+    )
+
+
+def speedup(runs: Runs, faster: str, slower: str) -> float | None:
+    """Return how many times as many requests/s ``faster`` serves, at the same concurrency."""
+    if runs.partial or faster not in runs.by_label or slower not in runs.by_label:
+        return None
+    base = runs.by_label[slower].requests_per_s
+    return runs.by_label[faster].requests_per_s / base if base else None
+
+
+def turn_of(run: Simulated, turn: int) -> object:
+    """Return one turn of a run, or None."""
+    return next((found for found in run.turns if found.turn == turn), None)
+
+
+def with_options(system: System, **options: object) -> System:
+    """Return a system with more settings."""
+    return replace(system, options={**system.options, **options})
+
+
+__all__ = [
+    "ALL_TURNS",
+    "Row",
+    "Runs",
+    "System",
+    "all_checks",
+    "by_turn_plot",
+    "run_systems",
+    "speedup",
+    "total_row",
+    "turn_of",
+    "turn_rows",
+    "with_options",
+]
