@@ -219,6 +219,8 @@ def _requests(
     seen: set[str] = set()
     next_id = 0
     for number, text in lines:
+        if asked.only_lines is not None and number not in asked.only_lines:
+            continue
         session = decode_line(decoder, asked.path, number, text)
         if session.id in seen:
             raise TraceError(asked.path, number, f"session {session.id!r} is there twice")

@@ -13,12 +13,16 @@ from cxlbench.harness.traces.lines import Progress, TraceError
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user wants of a trace: the file, mode, block size (None: its own), progress."""
+    """What the user wants of a trace: the file, mode, block size (None: its own), progress.
+
+    ``only_lines`` names the lines to read, where a line is a session (None: all).
+    """
 
     path: Path
     mode: Mode
     block_tokens: int | None = None
     progress: Progress | None = None
+    only_lines: frozenset[int] | None = None
 
     def blocking(self, native_tokens: int, *, partial_recorded: bool) -> Blocking:
         """Return how to regroup blocks, or raise TraceError when that cannot be done exactly."""
