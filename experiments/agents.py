@@ -99,9 +99,9 @@ def run(context: Context) -> Findings:
             labels=f", {active} active",
         )
         for label, one in found[active].by_label.items():
-            row = total_row(one, active=active, system=label)
-            del row["turn"]
-            rows.append(row)
+            total = total_row(one, active=active, system=label)
+            del total["turn"]
+            rows.append(total)
         checks += all_checks(found[active], f", {active} active")
     checks.append(
         Check(

@@ -10,7 +10,8 @@ what *performance* is. Here 512 conversations of equal turns come to 1.5 TiB at 
 128 tokens; both routings are run; performance is requests/s at a fixed concurrency, which by
 Little's law is the same statement as mean end-to-end time, and mean TTFT is reported beside it.
 Conversations take turns (all first turns, then all second ones), so the footprint grows with the
-turns as the paper's figure does.
+turns as the paper's figure does; ``workload.order`` offers whole conversations one after the other
+instead.
 
 Left out: failures, the bytes of control messages, memory that Mooncake's clients use themselves.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from cxlbench.devices.profile import CxlHmProfile
 from cxlbench.experiments import testbed
 from cxlbench.experiments.serving import (
     Runs,
@@ -36,9 +38,8 @@ from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
-from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.serve.routing import Routing
-from cxlbench.harness.serve.run import Simulated
+from cxlbench.harness.serve.run import Simulated, TurnServed
 
 RECOMPUTE, GPU, LMCACHE, MOONCAKE, HYMCACHE = (
     "recompute",
@@ -143,8 +144,8 @@ def systems(context: Context) -> tuple[System, ...]:
     """Return the five systems; memory is divided as the conversations are."""
     shrink = context.count("shrink")
     return (
-        System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
-        System(label=GPU, tier="recompute"),
+        System(label=RECOMPUTE, tier="recompute"),
+        System(label=GPU, tier="gpu-prefix-cache"),
         System(
             label=LMCACHE,
             tier="lmcache-local",
@@ -184,7 +185,7 @@ def workload_of(context: Context) -> Workload:
 def run(context: Context) -> Findings:
     """Run all systems under both routings."""
     workload = workload_of(context)
-    how = Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency"))
+    how = testbed.closed_loop(context)
     rows: list[Row] = []
     checks: list[Check] = []
     plots: list[Plot] = []
@@ -239,7 +240,9 @@ def _claims(context: Context, runs: Runs, workload: Workload) -> list[JudgedClai
         "under-mooncake": f"GPUs of HyMCache compute {max(hym.gpu_busy.values()):.0%} of the "
         f"time, its storage port moves data {_port(hym):.0%}",
         "skipped": f"the write buffer refused {hym.stores.skipped} of "
-        f"{hym.stores.stored + hym.stores.skipped} blocks",
+        f"{hym.stores.stored + hym.stores.skipped} blocks: four GPUs of this roofline make "
+        f"{_made(context, hym) / 1e9:.1f} GB/s of new KV, and the SSDs take "
+        f"{_drain(context) / 1e9:.1f} GB/s",
     }
     at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
     return [
@@ -254,6 +257,19 @@ def _turn(run: Simulated, turn: int) -> TurnServed:
 
 def _gap(faster: Simulated, slower: Simulated, turn: int) -> float:
     return _turn(slower, turn).e2e.mean_s / _turn(faster, turn).e2e.mean_s
+
+
+def _made(context: Context, run: Simulated) -> float:
+    """Return the new KV that the prefill servers made, bytes/s."""
+    shape = testbed.roofline(context).shape
+    tokens = sum(record.computed_tokens for record in run.served)
+    return tokens * shape.kv_bytes_per_token() / run.duration_s
+
+
+def _drain(context: Context) -> float:
+    """Return what the SSDs of the prototype write, bytes/s, while nothing is read."""
+    device = context.profile(CxlHmProfile, "cxl-hm-prototype")
+    return device.ssd_count * device.ssd.write_bandwidth
 
 
 def _port(run: Simulated) -> float:
@@ -284,7 +300,7 @@ EXPERIMENT = Experiment(
     title="PD-disaggregated serving beyond DRAM",
     source="HyMCache fig. 10",
     about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
-    knobs=(*KNOBS, testbed.ROUTING),
+    knobs=(*KNOBS, testbed.ORDER, testbed.ROUTING),
     profiles=(
         *testbed.SERVING_PROFILES,
         *testbed.HYMCACHE_PROFILES,

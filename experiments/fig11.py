@@ -29,7 +29,6 @@ from cxlbench.experiments.serving import (
 )
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Row
-from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.serve.run import Simulated
 
 RECOMPUTE, XFS, RAW, HURRIED, HYMCACHE = (
@@ -40,7 +39,7 @@ RECOMPUTE, XFS, RAW, HURRIED, HYMCACHE = (
     "HyMCache",
 )
 SYSTEMS = (
-    System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
+    System(label=RECOMPUTE, tier="recompute"),
     System(label=XFS, tier="mooncake-nvmeof"),
     System(label=RAW, tier="mooncake-nvmeof", options={"file_system": False}),
     System(label=HURRIED, tier="mooncake-nvmeof", options={"get_timeout_s": 1.0}),
@@ -82,7 +81,7 @@ def run(context: Context) -> Findings:
         SYSTEMS,
         partial(testbed.pd_cluster, context, routing),
         fig10.workload_of(context),
-        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+        testbed.closed_loop(context),
     )
     rows: list[Row] = []
     for label, one in runs.by_label.items():

@@ -20,7 +20,6 @@ from cxlbench.experiments.serving import Runs, System, all_checks, run_systems, 
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
-from cxlbench.harness.serve.drive import Drive, Order
 
 BUFFERS_GIB = (10, 20, 40, 80)
 RECOMPUTE = "recompute"
@@ -63,7 +62,7 @@ CLAIMS = (
 def systems(context: Context) -> tuple[System, ...]:
     """Return every system with every buffer; buffers do not shrink: concurrency does not."""
     capacity = context.count("mooncake.gib") * GIB // context.count("shrink")
-    found = [System(label=RECOMPUTE, tier="recompute", prefix_caching=False)]
+    found = [System(label=RECOMPUTE, tier="recompute")]
     for gib in BUFFERS_GIB:
         buffer = {"capacity_bytes": capacity, "buffer_bytes": gib * GIB}
         found.append(System(label=f"Mooncake, {gib} GiB", tier="mooncake", options=buffer))
@@ -87,7 +86,7 @@ def run(context: Context) -> Findings:
         systems(context),
         partial(testbed.pd_cluster, context, context.choice("routing")),
         fig10.workload_of(context),
-        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+        testbed.closed_loop(context),
     )
     rows: list[Row] = []
     for label, one in runs.by_label.items():

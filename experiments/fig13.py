@@ -31,7 +31,6 @@ from cxlbench.experiments.serving import (
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Row
-from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.serve.run import Simulated
 
 RECOMPUTE, GPU, LMCACHE, HYMCACHE = ("recompute", "GPU prefix cache", "LMCache local", "HyMCache")
@@ -46,6 +45,7 @@ KNOBS = (
     testbed.LMSYS_PROMPT,
     testbed.LMSYS_ANSWER,
     testbed.LMSYS_SPREAD,
+    testbed.ORDER,
     Knob(
         name="shrink",
         value=1,
@@ -101,8 +101,8 @@ def systems(context: Context) -> tuple[System, ...]:
     """Return the four systems."""
     capacity = context.count("lmcache.gib") * GIB // context.count("shrink")
     return (
-        System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
-        System(label=GPU, tier="recompute"),
+        System(label=RECOMPUTE, tier="recompute"),
+        System(label=GPU, tier="gpu-prefix-cache"),
         System(label=LMCACHE, tier="lmcache-local", options={"capacity_bytes": capacity}),
         System(label=HYMCACHE, tier="hymcache", options={"worker_link": "nic-200g"}),
     )
@@ -122,7 +122,7 @@ def run(context: Context) -> Findings:
         systems(context),
         partial(testbed.single_node, context, gpu_blocks=blocks),
         workload,
-        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+        testbed.closed_loop(context),
     )
     rows: list[Row] = []
     for label, one in runs.by_label.items():
@@ -176,9 +176,17 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
         label: sum(record.computed_tokens for record in one.served)
         for label, one in runs.by_label.items()
     }
+    room = testbed.single_node(context).pool_blocks // context.count("shrink")
+    sizes = ", ".join(
+        f"turn {turn.turn}: {sum(r.reusable for r in hymcache.served if r.turn == turn.turn)}"
+        for turn in hymcache.turns[:6]
+    )
+    why = f"the GPU has room for {room} blocks; prefixes come to {sizes}"
     reasons = {
+        "gpu-loses": why,
+        "lmcache-loses": why,
         "over-lmcache": f"tokens computed: LMCache {tokens[LMCACHE]:,}, HyMCache "
-        f"{tokens[HYMCACHE]:,}; GPU busy: {busy}"
+        f"{tokens[HYMCACHE]:,}; GPU busy: {busy}",
     }
     return [
         claim.judge(

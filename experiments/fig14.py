@@ -31,7 +31,6 @@ from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
-from cxlbench.harness.serve.drive import Drive, Order
 
 RECOMPUTE, REDIS, PAIR, HYMCACHE = ("recompute", "Redis", "LMCache + Redis", "HyMCache")
 TURNS = 6
@@ -58,6 +57,7 @@ KNOBS = (
         assumption=True,
         source="not stated",
     ),
+    testbed.ORDER,
     Knob(
         name="shrink",
         value=1,
@@ -121,7 +121,7 @@ def systems(context: Context) -> tuple[System, ...]:
     local = context.count("lmcache.gib") * GIB // shrink
     remote = context.count("redis.gib") * GIB // shrink
     return (
-        System(label=RECOMPUTE, tier="recompute", prefix_caching=False),
+        System(label=RECOMPUTE, tier="recompute"),
         System(label=REDIS, tier="redis", options={"capacity_bytes": remote}),
         System(
             label=PAIR,
@@ -139,7 +139,7 @@ def run(context: Context) -> Findings:
         systems(context),
         partial(testbed.single_node, context),
         workload_of(context),
-        Drive(order=Order.ROUNDS, concurrency=context.count("workload.concurrency")),
+        testbed.closed_loop(context),
     )
     rows: list[Row] = []
     for label, one in runs.by_label.items():

@@ -1,6 +1,6 @@
 """Runs several systems on one workload, and turns the runs into rows, checks and plots.
 
-A ``System`` is a tier of the catalog with its settings and whether the GPU caches prefixes. Rows
+A ``System`` is a tier of the catalog with its settings. Rows
 come in two kinds, told apart by ``turn``: one for each turn, and one for the whole run (``all``).
 
 Units are in the names of the columns.
@@ -18,7 +18,7 @@ from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
 from cxlbench.harness.serve.drive import Drive
 from cxlbench.harness.serve.run import Simulated, simulate
-from cxlbench.harness.tiers.catalog import tier_named
+from cxlbench.harness.tiers.catalog import tier
 
 ALL_TURNS = "all"
 
@@ -31,7 +31,6 @@ class System:
     tier: str
     """By its name in the catalog of tiers."""
     options: Mapping[str, object] = field(default_factory=dict)
-    prefix_caching: bool = True
 
 
 @dataclass(slots=True)
@@ -60,10 +59,11 @@ def run_systems(
             break
         what = f"{system.label}{labels}"
         context.progress(what, number, len(systems))
+        entry = tier(system.tier)
         run = simulate(
             workload,
-            cluster(system.prefix_caching),
-            tier_named(system.tier).maker,
+            cluster(entry.prefix_caching),
+            entry.maker,
             how,
             profile=context.profile,
             options=system.options,

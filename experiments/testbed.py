@@ -27,6 +27,7 @@ from cxlbench.harness.experiment import Check, Context, Knob
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
+from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.serve.handover import LinkHandoverSpec, Path
 from cxlbench.harness.serve.roofline import Roofline
 from cxlbench.harness.serve.routing import Routing
@@ -41,8 +42,8 @@ SERVING_PROFILES = ("a100-80g", "vllm-default", "gpu-copy-gen4x16", "nic-100g", 
 HYMCACHE_PROFILES = ("cxl-hm-prototype", "pm1743-class", "software-default")
 """What its tier reads beside them."""
 LMCACHE_PROFILES = ("lmcache-local",)
-MOONCAKE_PROFILES = ("mooncake-store", "remote-dram")
-NVMEOF_PROFILES = ("mooncake-store", "nvmeof-xfs", "pm1743-class")
+MOONCAKE_PROFILES = ("mooncake-store", "local-dram")
+
 REDIS_PROFILES = ("lmcache-local", "redis-64g")
 
 BLOCK_TOKENS = Knob(
@@ -57,6 +58,15 @@ ROUTING = Knob(
     choices=("round-robin", "prefix-aware"),
     assumption=True,
     source="HyMCache does not say how requests are routed; both are run",
+)
+
+ORDER = Knob(
+    name="workload.order",
+    value="rounds",
+    choices=("rounds", "sessions"),
+    assumption=True,
+    source="not stated; in rounds all conversations take their first turn, then their second, so "
+    "that the footprint grows with the turns as the figures by turn have it",
 )
 
 
@@ -163,6 +173,14 @@ def decoding(workload: Workload, tokens: int) -> Workload:
             dataclasses.replace(r, output_tokens=min(r.output_tokens, tokens))
             for r in workload.requests
         ),
+    )
+
+
+def closed_loop(context: Context) -> Drive:
+    """Return how conversations are offered at the experiment's concurrency."""
+    return Drive(
+        order=Order(context.choice(ORDER.name)),
+        concurrency=context.count("workload.concurrency"),
     )
 
 

@@ -49,7 +49,7 @@ def trace_file(context: Context, name: str) -> Path:
 def systems(context: Context, *, nodes: int = 1, link: str = "nic-100g") -> tuple[System, ...]:
     """Return the systems that traces compare."""
     return (
-        System(label="GPU prefix cache", tier="recompute"),
+        System(label="GPU prefix cache", tier="gpu-prefix-cache"),
         System(
             label="LMCache local",
             tier="lmcache-local",

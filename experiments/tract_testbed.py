@@ -127,7 +127,7 @@ def systems(context: Context) -> tuple[System, ...]:
     """Return the three systems."""
     cache = context.count(CACHE.name) * GIB
     return (
-        System(label=NIXL, tier="recompute", prefix_caching=False),
+        System(label=NIXL, tier="nixl"),
         System(label=LMCACHE, tier="lmcache-local", options={"capacity_bytes": cache}),
         System(label=TRACT, tier="tract", options={"capacity_bytes": cache}),
     )
