@@ -54,6 +54,7 @@ KNOBS = (
         assumption=True,
         source="pauses of tools and people beyond it only make the run longer",
     ),
+    testbed.COMPUTE,
     trace_runs.FOLDER,
     trace_runs.LMCACHE_GIB,
     trace_runs.MOONCAKE_GIB,

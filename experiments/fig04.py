@@ -45,6 +45,7 @@ KNOBS = (
     testbed.LMSYS_PROMPT,
     testbed.LMSYS_ANSWER,
     testbed.LMSYS_SPREAD,
+    testbed.COMPUTE,
     Knob(
         name="gpu.kv_blocks",
         value=512,

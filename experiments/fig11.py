@@ -83,7 +83,22 @@ def run(context: Context) -> Findings:
         fig10.workload_of(context),
         testbed.closed_loop(context),
     )
-    rows: list[Row] = []
+    faster = Runs()
+    if not runs.partial:
+        what = testbed.ablation(context, ablation__compute=testbed.FASTER)
+        faster = run_systems(
+            what,
+            [system for system in SYSTEMS if system.label in (RECOMPUTE, XFS, HYMCACHE)],
+            partial(testbed.pd_cluster, what, routing),
+            fig10.workload_of(what),
+            testbed.closed_loop(what),
+            labels=f", {testbed.FASTER} x compute",
+        )
+        runs.partial |= faster.partial
+    rows: list[Row] = [
+        total_row(one, system=f"{label}, {testbed.FASTER} x compute")
+        for label, one in faster.by_label.items()
+    ]
     for label, one in runs.by_label.items():
         row = total_row(one, system=label)
         row["undelivered_share"] = undelivered(one)
@@ -91,7 +106,7 @@ def run(context: Context) -> Findings:
         rows += turn_rows(one, system=label)
     return Findings(
         rows=rows,
-        claims=[] if runs.partial else _claims(context, runs),
+        claims=[] if runs.partial else _claims(context, runs, faster),
         plots=(
             by_turn_plot(
                 runs,
@@ -112,7 +127,7 @@ def undelivered(run: Simulated) -> float:
     return 1 - sum(record.loaded for record in run.served) / found if found else 0.0
 
 
-def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
+def _claims(context: Context, runs: Runs, faster: Runs) -> list[JudgedClaim]:
     xfs, raw, hurried = runs.by_label[XFS], runs.by_label[RAW], runs.by_label[HURRIED]
     measured = {
         "near-recomputation": speedup(runs, XFS, RECOMPUTE),
@@ -122,7 +137,9 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
     reason = (
         f"hit rates: XFS {xfs.hit_rate:.0%}, without it {raw.hit_rate:.0%}; with a timeout of 1 s "
         f"{undelivered(hurried):.0%} of the announced blocks come too late and the hit rate is "
-        f"{hurried.hit_rate:.0%}; prefill GPUs busy {max(xfs.gpu_busy.values()):.0%}"
+        f"{hurried.hit_rate:.0%}; prefill GPUs busy {max(xfs.gpu_busy.values()):.0%}; "
+        f"with {testbed.FASTER} x compute XFS serves {speedup(faster, XFS, RECOMPUTE) or 0:.2f} x recomputation and HyMCache "
+        f"{speedup(faster, HYMCACHE, XFS) or 0:.2f} x XFS"
     )
     at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
     return [claim.judge(measured[claim.name], reason=reason, at=at) for claim in CLAIMS]

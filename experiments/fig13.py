@@ -46,6 +46,7 @@ KNOBS = (
     testbed.LMSYS_ANSWER,
     testbed.LMSYS_SPREAD,
     testbed.ORDER,
+    testbed.COMPUTE,
     Knob(
         name="shrink",
         value=1,

@@ -58,6 +58,7 @@ KNOBS = (
         source="not stated",
     ),
     testbed.ORDER,
+    testbed.COMPUTE,
     Knob(
         name="shrink",
         value=1,
@@ -141,6 +142,8 @@ def run(context: Context) -> Findings:
         workload_of(context),
         testbed.closed_loop(context),
     )
+    if not runs.partial:
+        _ablations(context, runs)
     rows: list[Row] = []
     for label, one in runs.by_label.items():
         row = total_row(one, system=label)
@@ -176,6 +179,30 @@ def run(context: Context) -> Findings:
     )
 
 
+FAST_REDIS = f"Redis, {testbed.FASTER} x compute"
+SMALL_PAIR, SMALL_HYMCACHE = "LMCache + Redis, half footprint", "HyMCache, half footprint"
+
+
+def _ablations(context: Context, runs: Runs) -> None:
+    """Run Redis where prefill is faster, and the pair where half the footprint is asked."""
+    faster = testbed.ablation(context, ablation__compute=testbed.FASTER)
+    half = testbed.ablation(context)
+    half = testbed.ablation(half, workload__sessions=half.count("workload.sessions") // 2)
+    for what, names in (
+        (faster, {REDIS: FAST_REDIS}),
+        (half, {PAIR: SMALL_PAIR, HYMCACHE: SMALL_HYMCACHE}),
+    ):
+        found = run_systems(
+            what,
+            [system for system in systems(what) if system.label in names],
+            partial(testbed.single_node, what),
+            workload_of(what),
+            testbed.closed_loop(what),
+        )
+        runs.by_label |= {names[label]: run for label, run in found.by_label.items()}
+        runs.partial |= found.partial
+
+
 def _failed(runs: Runs, label: str) -> float:
     stores = runs.by_label[label].stores
     lost = stores.failed + stores.skipped
@@ -192,7 +219,11 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
     reason = (
         f"hit rates at turn 6: Redis {last[REDIS]:.0%}, the pair {last[PAIR]:.0%}, HyMCache "
         f"{last[HYMCACHE]:.0%}; stores that failed: {_failed(runs, REDIS):.0%}, "
-        f"{_failed(runs, PAIR):.0%}, {_failed(runs, HYMCACHE):.0%}"
+        f"{_failed(runs, PAIR):.0%}, {_failed(runs, HYMCACHE):.0%}. LMCache writes every chunk to "
+        "both of its caches, so 64 + 64 GB hold 64: with half the footprint the pair serves "
+        f"{speedup(runs, SMALL_PAIR, SMALL_HYMCACHE) or 0:.2f} x HyMCache. Redis with "
+        f"{testbed.FASTER} x compute: {_failed(runs, FAST_REDIS):.0%} of stores fail, hit rate at "
+        f"turn 6 {last[FAST_REDIS]:.0%}"
     )
     at = f"concurrency {context.count('workload.concurrency')}"
     return [claim.judge(measured[claim.name], reason=reason, at=at) for claim in CLAIMS]

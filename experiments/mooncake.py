@@ -43,6 +43,7 @@ KNOBS = (
         source="the whole trace; the quick form has its first minutes",
     ),
     testbed.ROUTING,
+    testbed.COMPUTE,
     trace_runs.FOLDER,
     trace_runs.LMCACHE_GIB,
     trace_runs.MOONCAKE_GIB,

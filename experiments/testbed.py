@@ -16,6 +16,7 @@ Units: tokens, bytes at full size, s.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 from cxlbench.devices.profile import (
     AcceleratorProfile,
@@ -69,6 +70,15 @@ ORDER = Knob(
     "that the footprint grows with the turns as the figures by turn have it",
 )
 
+COMPUTE = Knob(
+    name="ablation.compute",
+    value=1.0,
+    unit="x",
+    source="multiplies the accelerator's compute: what would be true if prefill were faster",
+)
+FASTER = 4
+"""By how much prefill is faster in the ablations that ask what compute hides."""
+
 
 def model_knob(name: str) -> Knob:
     """Return the knob of a model that the paper names."""
@@ -77,11 +87,19 @@ def model_knob(name: str) -> Knob:
 
 def roofline(context: Context, *, gpu: str = "a100-80g") -> Roofline:
     """Return the model of the experiment on a GPU of its testbed."""
+    accelerator = context.profile(AcceleratorProfile, gpu)
+    compute = accelerator.peak_compute * context.number(COMPUTE.name)
     return Roofline(
         model_shape(context.choice("model")),
-        context.profile(AcceleratorProfile, gpu),
+        replace(accelerator, peak_compute=compute),
         context.profile(ServingEngineProfile, "vllm-default"),
     )
+
+
+def ablation(context: Context, **overrides: object) -> Context:
+    """Return the experiment's quick form with other values of knobs (``__`` stands for a dot)."""
+    texts = {name.replace("__", "."): str(value) for name, value in overrides.items()}
+    return replace(context, quick=True, overrides={**context.overrides, **texts})
 
 
 def pd_cluster(context: Context, routing: str, prefix_caching: bool = True) -> ClusterSpec:

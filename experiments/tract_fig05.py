@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cxlbench.experiments import testbed
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.experiments.serving import Runs, all_checks, total_row
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
@@ -30,6 +31,7 @@ KNOBS = (
     bed.PATH,
     bed.LAYERWISE,
     bed.CACHE,
+    testbed.COMPUTE,
     Knob(name="workload.requests", value=100, quick=20, assumption=True, source="not stated"),
     Knob(
         name="workload.qps",

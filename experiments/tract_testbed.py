@@ -19,7 +19,7 @@ from functools import partial
 
 from cxlbench.devices.profile import CopyEngineProfile, LinkProfile
 from cxlbench.experiments.serving import Runs, System, run_systems, total_row
-from cxlbench.experiments.testbed import GIB, roofline
+from cxlbench.experiments.testbed import COMPUTE, GIB, roofline
 from cxlbench.harness.experiment import Context, Knob, Row
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
@@ -76,6 +76,7 @@ LOAD_KNOBS = (
     PATH,
     LAYERWISE,
     CACHE,
+    COMPUTE,
     Knob(
         name="workload.requests",
         value=240,

@@ -34,6 +34,10 @@ ASSUMPTION_SPREAD = 0.3
 """How far a sweep moves a number that no source gives, up and down."""
 
 
+MOST_SHOWN = 12
+"""Names that an error lists when none is near what was asked."""
+
+
 class ExperimentError(ValueError):
     """An experiment, a key of one, or a value for it that cannot be."""
 
@@ -160,7 +164,7 @@ class Experiment:
         for knob in self.knobs:
             if knob.name == name:
                 return knob
-        raise _unknown(f"knob of {self.name}", name, [knob.name for knob in self.knobs])
+        raise _unknown(self.name, "knob", name, [knob.name for knob in self.knobs])
 
     def keys(self) -> list[str]:
         """Return every key that an override or a sweep may name."""
@@ -204,7 +208,7 @@ class Context:
         keys = set(self.experiment.keys())
         for key, text in self.overrides.items():
             if key not in keys:
-                raise _unknown(f"key of {self.experiment.name}", key, sorted(keys))
+                raise _unknown(self.experiment.name, "key", key, self.experiment.keys())
             if key in knobs:
                 self.experiment.knob(key).parse(text)
         for name in self.experiment.profiles:
@@ -285,8 +289,8 @@ def _of_knob(knob: Knob, *, quick: bool) -> Assumption:
         key=knob.name,
         value=f"{format_number(value)}{unit}",
         why=knob.source,
-        low=format_number(low),
-        high=format_number(high),
+        low=f"{low:.6g}",
+        high=f"{high:.6g}",
     )
 
 
@@ -310,10 +314,14 @@ def _of_number(key: str, quantity: Quantity) -> Assumption:
     )
 
 
-def _unknown(what: str, name: str, possible: Sequence[str]) -> ExperimentError:
+def _unknown(owner: str, what: str, name: str, possible: Sequence[str]) -> ExperimentError:
     close = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ", ".join(possible)
-    return ExperimentError(f"there is no {what} {name!r}; {hint}")
+    if close:
+        hint = f"did you mean {' or '.join(map(repr, close))}?"
+    else:
+        shown = ", ".join(possible[:MOST_SHOWN])
+        hint = f"there are {shown}" + (" and others" if len(possible) > MOST_SHOWN else "")
+    return ExperimentError(f"{owner} has no {what} {name!r}; {hint}")
 
 
 __all__ = [
