@@ -68,7 +68,7 @@ CACHE = Knob(
     unit="GiB",
     source="TraCT §5: LMCache with 48 GB of DRAM, TraCT's cache of the same size",
 )
-QPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+QPS = (0.5, 1.0, 2.0, 3.0)
 QUICK_QPS = (1.0, 3.0)
 LOAD_KNOBS = (
     MODEL,
@@ -79,8 +79,8 @@ LOAD_KNOBS = (
     COMPUTE,
     Knob(
         name="workload.requests",
-        value=240,
-        quick=40,
+        value=360,
+        quick=80,
         source="at each load; not stated",
         assumption=True,
     ),
@@ -115,10 +115,10 @@ LOAD_KNOBS = (
     ),
     Knob(
         name="workload.groups",
-        value=48,
-        quick=16,
+        value=32,
+        quick=8,
         assumption=True,
-        source="shared prefixes; not stated; those of workload A fill half of the cache",
+        source="shared prefixes; not stated; those of workload A fill a third of the cache",
     ),
 )
 WORKLOADS = {"A": "workload.unique_a", "B": "workload.unique_b", "C": "workload.unique_c"}
