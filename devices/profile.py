@@ -14,6 +14,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NamedTuple
 
+from cxlbench.devices.profile_baselines import (
+    LocalCacheProfile,
+    ObjectStoreProfile,
+    RemoteVolumeProfile,
+    ValueServerProfile,
+)
 from cxlbench.devices.profile_files import builtin_profiles, own_profiles
 from cxlbench.devices.profile_kinds import (
     KINDS,
@@ -29,6 +35,7 @@ from cxlbench.devices.profile_kinds import (
     SsdProfile,
 )
 from cxlbench.devices.profile_loader import load_as, load_profile
+from cxlbench.devices.profile_prices import PricesProfile
 from cxlbench.devices.profile_scale import ScaleError, scale_profile, scaled_bytes
 from cxlbench.devices.profile_schema import (
     Number,
@@ -51,17 +58,22 @@ __all__ = [
     "DescriptionRow",
     "ExpanderProfile",
     "LinkProfile",
+    "LocalCacheProfile",
+    "ObjectStoreProfile",
+    "PricesProfile",
     "Problem",
     "Profile",
     "ProfileError",
     "ProfileSummary",
     "Provenance",
     "Quantity",
+    "RemoteVolumeProfile",
     "ScaleError",
     "ServingEngineProfile",
     "SharedType3Profile",
     "SoftwareProfile",
     "SsdProfile",
+    "ValueServerProfile",
     "describe_profile",
     "list_profiles",
     "load_as",

@@ -25,6 +25,13 @@ from typing import Annotated, ClassVar
 
 from cxlbench.devices import profile_rules as rules
 from cxlbench.devices import profile_schema as ps
+from cxlbench.devices.profile_baselines import (
+    LocalCacheProfile,
+    ObjectStoreProfile,
+    RemoteVolumeProfile,
+    ValueServerProfile,
+)
+from cxlbench.devices.profile_prices import PricesProfile
 from cxlbench.devices.profile_schema import Check, Number, Profile, Reference, Scaling
 from cxlbench.devices.units import Dimension
 
@@ -325,7 +332,7 @@ class ServingEngineProfile(Profile):
     max_batched_tokens: ps.Count
     max_running: ps.Count
     memory_share: ps.Share
-    activation_memory: ps.FixedSize
+    activation_memory: ps.Window
     step_overhead: ps.SecondsOrZero
 
 
@@ -342,7 +349,12 @@ KINDS: Mapping[str, type[Profile]] = MappingProxyType(
             SharedType3Profile,
             AcceleratorProfile,
             SoftwareProfile,
+            PricesProfile,
             ServingEngineProfile,
+            LocalCacheProfile,
+            ObjectStoreProfile,
+            ValueServerProfile,
+            RemoteVolumeProfile,
         )
     }
 )

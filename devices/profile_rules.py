@@ -32,6 +32,24 @@ def power_of_two(nbytes: int) -> str | None:
     return None if nbytes & (nbytes - 1) == 0 else f"is {nbytes} B, expected a power of two"
 
 
+def power_of_two_of_them(count: int) -> str | None:
+    """Refuse a number of entries of a ring that masking a counter does not find."""
+    return None if count & (count - 1) == 0 else f"is {count}, expected a power of two"
+
+
+def sets_fit(cache: int, ways: int, line: int) -> str | None:
+    """Refuse a cache that is not a power of two of sets."""
+    if line & (line - 1):
+        return None  # said already
+    sets, rest = divmod(cache, ways * line)
+    if sets and not rest and sets & (sets - 1) == 0:
+        return None
+    return (
+        f"is {size(cache)}, which in sets of {ways} lines of {line} B is no power of two of sets; "
+        f"use {size(ways * line << max(sets.bit_length() - 1, 0))}"
+    )
+
+
 def write_buffer(dram: int, share: float, frame: int) -> int:
     """Return the bytes of the write buffer: its share of DRAM, in whole frames."""
     return int(dram * share) // frame * frame

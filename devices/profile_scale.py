@@ -95,7 +95,7 @@ def _ratio(scale: float) -> Fraction:
 
 
 def _scaled(value: Any, scaling: Scaling, ratio: Fraction, grain: int) -> Any:
-    if scaling is Scaling.NONE:
+    if scaling is Scaling.NONE or value == math.inf:  # a pipe without a limit
         return value
     exact = Fraction(value) / ratio
     if scaling is Scaling.BANDWIDTH:
