@@ -12,7 +12,7 @@ Units: bytes, s, blocks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,9 +50,7 @@ MIB = 1 << 20
 
 CXL_HM = "cxl-hm-prototype"
 CMM_H = "cmm-h-256g"
-PROFILES = (
-    CXL_HM,
-    CMM_H,
+COMMON = (
     "pm1743-class",
     "nic-100g",
     "nic-200g",
@@ -60,7 +58,7 @@ PROFILES = (
     "a100-80g",
     "software-default",
 )
-"""What a run on either device reads."""
+"""What a run on any device reads, beside the device's own profile."""
 
 GPU_BLOCKS = 1
 
@@ -260,3 +258,26 @@ def balances(name: str, workload: Workload, run: DeviceRun) -> list[Check]:
             )
         )
     return checks
+
+
+def together(checks: Iterable[Check]) -> list[Check]:
+    """Return one check for each law (what stands behind the first colon), over all its subjects.
+
+    The detail counts the subjects, and names those for which the law does not hold.
+    """
+    laws: dict[str, list[Check]] = {}
+    for check in checks:
+        laws.setdefault(check.name.partition(": ")[2], []).append(check)
+    return [
+        Check(
+            name=law,
+            ok=all(check.ok for check in found),
+            detail="; ".join(
+                f"{check.name.partition(': ')[0]}: {check.detail}"
+                for check in found
+                if not check.ok
+            )
+            or f"in {len(found)} of {len(found)} runs",
+        )
+        for law, found in laws.items()
+    ]

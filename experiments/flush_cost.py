@@ -30,7 +30,7 @@ from cxlbench.devices.profile import (
     CopyEngineProfile,
     SharedType3Profile,
 )
-from cxlbench.experiments.device_runs import variant
+from cxlbench.experiments.device_runs import together, variant
 from cxlbench.experiments.flush_ways import (
     CLFLUSH,
     NODES,
@@ -134,11 +134,13 @@ def run(ctx: Context) -> Findings:
             SAFE.judge(float(clean), reason=f"TraCT: {tract[CLFLUSH].outcome}"),
         ],
         plots=[_publication_plot(by_way), _stale_plot(by_way), _serving_plot(served)],
-        checks=[
-            *(_published_check(one) for one in published),
-            *(_tract_check(one) for one in stressed if one.way != POSTED),
-            *(_served_check(factor, one) for factor, one in served.items()),
-        ],
+        checks=together(
+            [
+                *(_published_check(one) for one in published),
+                *(_tract_check(one) for one in stressed if one.way != POSTED),
+                *(_served_check(factor, one) for factor, one in served.items()),
+            ]
+        ),
     )
 
 

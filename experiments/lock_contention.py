@@ -23,6 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cxlbench.devices.profile import SharedType3Profile
+from cxlbench.experiments.device_runs import together
 from cxlbench.experiments.lock_rounds import Contention, contend
 from cxlbench.harness.claims import PaperClaim, Sense
 from cxlbench.harness.experiment import (
@@ -97,7 +98,7 @@ def run(ctx: Context) -> Findings:
             _plot("hand_over", "From one acquisition to the next", "us", found, _hand_over_us),
             _plot("wait", "Wait for the lock, 99th percentile", "us", found, _wait_us),
         ],
-        checks=[check for one in found.values() for check in _balance(one)],
+        checks=together(check for one in found.values() for check in _balance(one)),
         partial=partial,
     )
 

@@ -24,16 +24,17 @@ from __future__ import annotations
 from cxlbench.devices.profile import CmmHProfile, CxlHmProfile
 from cxlbench.experiments.device_runs import (
     CMM_H,
+    COMMON,
     CXL_HM,
     GIB,
     MIB,
-    PROFILES,
     DeviceRun,
     balances,
     conversation_knobs,
     conversations,
     footprint_bytes,
     serve,
+    together,
     variant,
 )
 from cxlbench.experiments.policy_references import (
@@ -109,7 +110,7 @@ def run(ctx: Context) -> Findings:
     turn_rows: list[Row] = [row for name, one in runs.items() for row in _turn_rows(name, one)]
     partial = len(runs) < len(tiers)
     if partial:
-        return Findings(rows=[*rows, *turn_rows], checks=checks, partial=True)
+        return Findings(rows=[*rows, *turn_rows], checks=together(checks), partial=True)
     kernel, kernel_checks = shares_from_dram(ctx, given_trace(ctx) or workload, dram, hm)
     reached = {name: one.last_turn_bytes_per_s for name, one in runs.items()}
     transparent = [rate for name, rate in reached.items() if name.startswith("CMM-H")]
@@ -129,7 +130,7 @@ def run(ctx: Context) -> Findings:
             ),
         ],
         plots=[_bandwidth(runs), _latency(runs), plot_shares(kernel)],
-        checks=[*checks, *kernel_checks],
+        checks=together([*checks, *kernel_checks]),
         notes=[
             f"The footprint is {size_of(footprint_bytes(workload))}, the DRAM {size_of(dram)}.",
         ],
@@ -258,7 +259,7 @@ EXPERIMENT = Experiment(
             source="requests of that trace, from its start",
         ),
     ),
-    profiles=PROFILES,
+    profiles=(CXL_HM, CMM_H, *COMMON),
     claims=(STAGING_WINS, LRU_LOSES),
     run=run,
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cxlbench.devices.profile import CxlHmProfile
-from cxlbench.experiments.device_runs import CXL_HM, MIB
+from cxlbench.experiments.device_runs import CXL_HM, MIB, together
 from cxlbench.harness.claims import PaperClaim
 from cxlbench.harness.experiment import (
     Check,
@@ -96,7 +96,9 @@ def run(ctx: Context) -> Findings:
             *(_bandwidth(requests, sizes, found) for requests in sorted({1, crowd})),
             _waiting(sizes, found),
         ],
-        checks=[check for point, one in found.items() for check in _balance(profile, point, one)],
+        checks=together(
+            check for point, one in found.items() for check in _balance(profile, point, one)
+        ),
         partial=partial,
     )
 

@@ -44,8 +44,7 @@ BLOCK_TOKENS = Knob(
     value=128,
     unit="tokens",
     assumption=True,
-    low=64,
-    high=256,
+    choices=("64", "128", "256"),
     source="not in the text we have; as HyMCache's",
 )
 PATH = Knob(

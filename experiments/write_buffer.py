@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from cxlbench.devices.profile import CxlHmProfile
 from cxlbench.experiments.device_runs import (
+    COMMON,
     CXL_HM,
     GIB,
-    PROFILES,
     DeviceRun,
     balances,
     conversation_knobs,
     conversations,
     serve,
+    together,
     variant,
 )
 from cxlbench.harness.claims import PaperClaim, Sense
@@ -101,7 +102,7 @@ def run(ctx: Context) -> Findings:
             ),
         ],
         plots=[_refusals(runs), _effect(runs)],
-        checks=checks,
+        checks=together(checks),
         partial=partial,
     )
 
@@ -205,7 +206,7 @@ EXPERIMENT = Experiment(
         ),
         *conversation_knobs(sessions=64, turns=6, turn_blocks=16, quick=(8, 4, 16)),
     ),
-    profiles=PROFILES,
+    profiles=(CXL_HM, *COMMON),
     claims=(RECOVERS, SMALL_SUFFICES),
     run=run,
 )

@@ -34,6 +34,9 @@ ASSUMPTION_SPREAD = 0.3
 """How far a sweep moves a number that no source gives, up and down."""
 
 
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+"""Sizes in these are powers of two, or multiples of one; what lies between is no size to sweep."""
+
 MOST_SHOWN = 12
 """Names that an error lists when none is near what was asked."""
 
@@ -74,12 +77,8 @@ class Knob:
 
     def parse(self, text: str) -> Scalar:
         """Return ``text`` as a value of this knob; raise ``ExperimentError`` if it is none."""
-        if self.choices:
-            if text not in self.choices:
-                raise ExperimentError(
-                    f"{self.name}={text!r}: possible are {', '.join(self.choices)}"
-                )
-            return text
+        if self.choices and text not in self.choices:
+            raise ExperimentError(f"{self.name}={text!r}: possible are {', '.join(self.choices)}")
         if isinstance(self.value, str):
             return text
         if isinstance(self.value, bool):
@@ -179,7 +178,7 @@ class Experiment:
         for name in self.profiles:
             for key, quantity in _numbers(load_profile(name)):
                 if quantity.assumption:
-                    found.append(_of_number(f"{name}.{key}", quantity))
+                    found.append(_of_number(name, key, quantity))
         return found
 
 
@@ -276,7 +275,7 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, Quantity]]:
 def _of_knob(knob: Knob, *, quick: bool) -> Assumption:
     value = knob.at(quick=quick)
     if knob.choices or isinstance(value, (str, bool)):
-        choices = knob.choices or (str(value),)
+        choices = knob.choices or (("false", "true") if isinstance(value, bool) else (str(value),))
         return Assumption(
             key=knob.name, value=str(value), why=knob.source, low="", high="", choices=choices
         )
@@ -294,23 +293,41 @@ def _of_knob(knob: Knob, *, quick: bool) -> Assumption:
     )
 
 
-def _of_number(key: str, quantity: Quantity) -> Assumption:
-    whole = isinstance(quantity.value, int) and quantity.unit == "count"
+def _of_number(name: str, key: str, quantity: Quantity) -> Assumption:
+    """Return a profile's number with its range: 30 % down and up.
+
+    Sizes that must be whole grains or powers of two do not exist there; they are halved and doubled
+    instead, as far as the profile's rules allow. A flag is tried both ways.
+    """
+    unit = "" if quantity.unit in ("count", "ratio", "flag") else f" {quantity.unit}"
 
     def moved(factor: float) -> str:
         value = quantity.value * factor
         if quantity.unit == "ratio":
             value = min(value, 1.0)
-        number = max(1, round(value)) if whole else value
-        unit = "" if quantity.unit in ("count", "ratio", "flag") else f" {quantity.unit}"
-        return f"{number:.6g}{unit}"
+        whole = isinstance(quantity.value, int) and quantity.unit == "count"
+        return f"{max(1, round(value)) if whole else value:.6g}{unit}"
 
+    def possible(text: str) -> bool:
+        try:
+            load_profile(name, overrides={key: text})
+        except ProfileError:
+            return False
+        return True
+
+    given = moved(1.0)
+    low, high = moved(1 - ASSUMPTION_SPREAD), moved(1 + ASSUMPTION_SPREAD)
+    choices: tuple[str, ...] = ()
+    if quantity.unit == "flag":
+        given, low, high = str(bool(quantity.value)).lower(), "", ""
+        choices = tuple(text for text in ("true", "false") if possible(text))
+    elif not quantity.value:
+        low = high = given = f"0{unit}"  # no part of nothing can be taken
+    elif not (possible(low) and possible(high)) or quantity.unit in BINARY_UNITS:
+        choices = tuple(text for text in (moved(0.5), given, moved(2.0)) if possible(text))
+        low = high = ""
     return Assumption(
-        key=key,
-        value=moved(1.0),
-        why=quantity.source,
-        low=moved(1 - ASSUMPTION_SPREAD),
-        high=moved(1 + ASSUMPTION_SPREAD),
+        key=f"{name}.{key}", value=given, why=quantity.source, low=low, high=high, choices=choices
     )
 
 

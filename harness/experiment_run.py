@@ -13,7 +13,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,11 +98,13 @@ def make_contexts(
             raise ExperimentError(
                 f"none of {names} has a key {key!r}; {nearest(key, possible, otherwise=otherwise)}"
             )
+    memo: dict[Hashable, object] = {}
     return [
         Context(
             experiment,
             quick=quick,
             seed=seed,
+            memo=memo,
             overrides=given
             if len(experiments) == 1
             else {key: text for key, text in given.items() if key in of_it},

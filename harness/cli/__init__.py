@@ -11,6 +11,7 @@ from cxlbench.harness.cli.calibrate import calibrate
 from cxlbench.harness.cli.chaos import chaos
 from cxlbench.harness.cli.demo import demo
 from cxlbench.harness.cli.doctor import doctor
+from cxlbench.harness.cli.experiments import compare, list_experiments, report, run
 from cxlbench.harness.cli.generate import generate
 from cxlbench.harness.cli.group import cxlbench as main
 from cxlbench.harness.cli.io import io
@@ -18,12 +19,19 @@ from cxlbench.harness.cli.pod import pod
 from cxlbench.harness.cli.pod_bench import bench_pod
 from cxlbench.harness.cli.pod_fsck import fsck
 from cxlbench.harness.cli.pod_long import campaign, stress
+from cxlbench.harness.cli.policies import policies
 from cxlbench.harness.cli.processes import status, up, worker
 from cxlbench.harness.cli.profiles import profiles
 from cxlbench.harness.cli.replay import replay
+from cxlbench.harness.cli.size import size
+from cxlbench.harness.cli.sweep import sweep
 
 for _command in (
     demo,
+    list_experiments,
+    run,
+    compare,
+    report,
     replay,
     generate,
     io,
@@ -36,6 +44,9 @@ for _command in (
     status,
     chaos,
     pod,
+    sweep,
+    size,
+    policies,
 ):
     main.add_command(_command)
 

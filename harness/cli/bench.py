@@ -59,7 +59,7 @@ def bench() -> None:
     short_help="Gets and puts, against a plain copy.",
     epilog=examples("cxlbench bench datapath", "cxlbench bench datapath --rounds 3"),
 )
-@click.option("--size", type=SIZE, default="16MiB", show_default=True, help="Of an object.")
+@click.option("--size", type=SIZE, default="16MiB", show_default=True, help="Size of an object.")
 @click.option("--rounds", type=COUNT, default=11, show_default=True, help="The median counts.")
 @click.option(
     "--processes", is_flag=True, help="Master, node and 1, 2, 4 workers as processes of their own."
@@ -172,10 +172,22 @@ def _between_processes(output: Output, size: int, rounds: int, *, strict: bool) 
     epilog=examples("cxlbench bench master", "cxlbench bench master --objects 100000"),
 )
 @click.option(
-    "--objects", type=click.IntRange(min=32), default=650_000, show_default=True, help="In Master."
+    "--objects",
+    type=click.IntRange(min=32),
+    default=650_000,
+    show_default=True,
+    help="Objects that Master knows.",
 )
-@click.option("--batches", type=COUNT, default=4000, show_default=True, help="Of 32 keys.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--batches", type=COUNT, default=4000, show_default=True, help="How many batches of 32 keys."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Same seed, same keys.",
+)
 @strict_option
 @json_option
 def master(objects: int, batches: int, seed: int, strict: bool, as_json: bool) -> None:
@@ -223,10 +235,18 @@ def master(objects: int, batches: int, seed: int, strict: bool, as_json: bool) -
     epilog=examples("cxlbench bench clock", "cxlbench bench clock --seconds 2"),
 )
 @click.option(
-    "--seconds", type=POSITIVE, default=5, show_default=True, help="Of transfers in real time."
+    "--seconds", type=POSITIVE, default=5, show_default=True, help="Transfers in real time, s."
 )
-@click.option("--timers", type=COUNT, default=300_000, show_default=True, help="In virtual time.")
-@click.option("--pending", type=COUNT, default=1000, show_default=True, help="At any moment.")
+@click.option(
+    "--timers", type=COUNT, default=300_000, show_default=True, help="Timers in virtual time."
+)
+@click.option(
+    "--pending",
+    type=COUNT,
+    default=1000,
+    show_default=True,
+    help="Timers that are pending at any moment.",
+)
 @strict_option
 @json_option
 def clock(seconds: float, timers: int, pending: int, strict: bool, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,8 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
         try:
             seconds = float(to_base(*parse_quantity(str(value), Dimension.TIME), Dimension.TIME))
         except UnitError as error:
+            if str(value).strip().replace(".", "", 1).isdecimal():
+                self.fail(f"{value!r} has no unit: write {value}s, or such as 500ms", param, ctx)
             self.fail(f"{value!r} {error}", param, ctx)
         if not 0.1 <= seconds <= 60:
             self.fail(f"{value!r} is not from 0.1 s to 60 s", param, ctx)
@@ -43,13 +44,29 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
         "cxlbench chaos --seed 7 --from-round 31 --rounds 1",
     )
 )
-@click.option("--rounds", type=COUNT, default=200, show_default=True)
 @click.option(
-    "--from-round", type=click.IntRange(min=0), default=0, help="To replay one that failed."
+    "--rounds", type=COUNT, default=200, show_default=True, help="How many rounds to run."
 )
-@click.option("--deadline", type=_Seconds(), default="1s", show_default=True, help="Of every load.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--nodes", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option(
+    "--from-round",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of the first round; to replay one that failed.",
+)
+@click.option(
+    "--deadline",
+    type=_Seconds(),
+    default="1s",
+    show_default=True,
+    help="After which a read is a miss, with its unit.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes."
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, 64), default=2, show_default=True, help="Memory nodes."
+)
 @click.option(
     "--folder", type=FOLDER, help="Run directory and backing files go here. [default: temporary]"
 )
@@ -76,17 +93,18 @@ def chaos(
     """
     from cxlbench.harness.chaos import Chaos
     from cxlbench.harness.chaos_spec import chaos_spec
+    from cxlbench.harness.run_folders import run_folder
 
     output = Output(as_json=as_json)
-    with tempfile.TemporaryDirectory(prefix="cxlbench-", dir=folder) as made:
-        spec = chaos_spec(Path(made), nodes=nodes, deadline_s=deadline)
+    with run_folder(folder) as made:
+        spec = chaos_spec(made, nodes=nodes, deadline_s=deadline)
         with output.progress() as progress:
             found = Chaos(spec, workers=workers, seed=seed, progress=progress).run(
                 rounds, first=from_round
             )
         logs = "".join(
             f"\n--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
-            for path in sorted(Path(made).glob("**/*.log"))
+            for path in sorted(made.glob("**/*.log"))
         )
     _tell(output, found)
     output.document(found)

@@ -24,6 +24,7 @@ OUTPUT_CLOSED = 141
 TERMINATED = 143
 WRONG_DATA = 1
 BAR_MISSED = 1
+CHECK_FAILED = 1
 BAD_INPUT = 2
 TIMING_NOT_KEPT = 3
 
@@ -35,9 +36,11 @@ USER_ERRORS = (
     ("cxlbench.emu.status", "DeviceError"),
     ("cxlbench.emu.status", "HostLimitError"),
     ("cxlbench.harness.deployment", "DeploymentError"),
+    ("cxlbench.harness.experiment", "ExperimentError"),
     ("cxlbench.harness.rig", "BlockTooLargeError"),
     ("cxlbench.harness.replay", "TraceHasNoIdsError"),
     ("cxlbench.harness.requests", "WorkloadError"),
+    ("cxlbench.harness.serve.roofline", "ModelDoesNotFitError"),
     ("cxlbench.harness.traces.lines", "TraceError"),
     ("cxlbench.emu.user_objects", "UserObjectError"),
     ("cxlbench.kv.geometry", "GeometryError"),
@@ -94,6 +97,13 @@ def user_errors() -> tuple[type[BaseException], ...]:
     return tuple(found)
 
 
+def _told(error: Exception) -> str:
+    """Return the text of an error; of one of the system without its number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 class Commands(click.Group):
     """A group that turns errors into messages and exit codes."""
 
@@ -124,7 +134,7 @@ class Commands(click.Group):
         except Exception as error:
             if ctx.params.get("debug") or not isinstance(error, user_errors()):
                 raise
-            raise UserError(str(error)) from error
+            raise UserError(_told(error)) from error
 
 
 @click.group(
@@ -132,7 +142,8 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=f"""
 Exit codes: 0 fine; {WRONG_DATA} wrong data was delivered, or something leaked (or `bench
---strict` missed a bar); {BAD_INPUT} a bad option or file, or this host cannot do it;
+--strict` missed a bar, or a check of `run` failed); {BAD_INPUT} a bad option or file, or this host
+cannot do it;
 {TIMING_NOT_KEPT} `replay --wall`, `io --wall` or `worker` did not keep its timing (`demo` only
 marks it);
 {INTERRUPTED} interrupted; {TERMINATED} terminated (SIGTERM); {OUTPUT_CLOSED} whoever read the

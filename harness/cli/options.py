@@ -106,17 +106,27 @@ def json_option(function: F) -> F:
     )(function)
 
 
+SET_HELP = (
+    "Replace a number of the profile, with its unit: --set dram_capacity=32GiB "
+    "--set ssd.read_latency=80us. Repeatable."
+)
+
+
 def set_option(function: F) -> F:
     """Add ``--set``: numbers of a profile that the user replaces."""
+    return set_option_for(SET_HELP)(function)
+
+
+def set_option_for(text: str) -> Callable[[F], F]:
+    """Add ``--set`` with a help text of its own."""
     return click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
         callback=_overrides,
-        help="Replace a number of the profile, with its unit: --set dram_capacity=32GiB "
-        "--set ssd.read_latency=80us. Repeatable.",
-    )(function)
+        help=text,
+    )
 
 
 def scale_option(default: str) -> Callable[[F], F]:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cxlbench.harness.cli.group import WRONG_DATA, UserError
-from cxlbench.harness.cli.options import COUNT, FILE, examples, json_option, seed_option
+from cxlbench.harness.cli.options import (
+    COUNT,
+    FILE,
+    examples,
+    json_option,
+    refuse_idle,
+    seed_option_for,
+)
 from cxlbench.harness.cli.output import Output
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ KINDS = (
     "invariant",
 )
 """What ``--ignore`` takes: the kinds of failure, by the names of ``pod_failure.Kind``."""
+
+SEED_HELP = "Same seed and program, same schedules and same result."
 
 schedules_option = click.option(
     "--schedules", type=COUNT, default=1000, show_default=True, help="How many to try at most."
@@ -66,8 +75,14 @@ def pod() -> None:
 )
 @click.argument("target")
 @schedules_option
-@seed_option
-@click.option("--first", type=click.IntRange(min=0), default=0, help="Number of the first one.")
+@seed_option_for(SEED_HELP)
+@click.option(
+    "--first",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of the first schedule.",
+)
 @click.option(
     "--scheduler",
     type=click.Choice(["random", "pct", "mixed", "dfs"]),
@@ -75,10 +90,20 @@ def pod() -> None:
     show_default=True,
     help="mixed: random and PCT in turn; dfs: all schedules with few preemptions.",
 )
-@click.option("--bound", type=click.IntRange(min=0), default=2, help="Of dfs: preemptions. [2]")
+@click.option(
+    "--bound",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="With dfs: the most preemptions of a schedule.",
+)
 @click.option("--disturb", is_flag=True, help="With dfs: evictions and fills are choices too.")
 @click.option(
-    "--max-steps", type=COUNT, default=50_000, show_default=True, help="More is taken as a hang."
+    "--max-steps",
+    type=COUNT,
+    default=50_000,
+    show_default=True,
+    help="A schedule of more steps is taken as a hang.",
 )
 @click.option(
     "--ignore",
@@ -116,6 +141,8 @@ def explore(
     from cxlbench.harness.pod_target import load_scenario
     from cxlbench.harness.results import check_writable
 
+    if scheduler != "dfs":
+        refuse_idle(("bound", "disturb"), "it is for --scheduler dfs")
     output = Output(as_json=as_json)
     check_writable((save or Path()).parent)
     with _told_to_the_user(), output.progress() as progress:
@@ -212,9 +239,12 @@ def replay(file: Path, as_json: bool) -> None:
 )
 @click.argument("target")
 @click.option("--schedules", type=COUNT, default=200, show_default=True, help="How many to try.")
-@seed_option
+@seed_option_for(SEED_HELP)
 @click.option(
-    "--profile", default="niagara-2.0", show_default=True, help="Of the shared device: its costs."
+    "--profile",
+    default="niagara-2.0",
+    show_default=True,
+    help="Profile of the shared memory: what a flush costs there.",
 )
 @json_option
 def lint(target: str, schedules: int, seed: int, profile: str, as_json: bool) -> None:
@@ -225,13 +255,13 @@ def lint(target: str, schedules: int, seed: int, profile: str, as_json: bool) ->
 
     Exit codes: 0 whatever was found; 2 there is no such scenario or profile.
     """
-    from cxlbench.devices.profile import SharedType3Profile, load_as
     from cxlbench.emu.pod_explorer import lint_flushes
     from cxlbench.emu.race_checks import lint_text
+    from cxlbench.harness.pod_profile import load_shared_memory
     from cxlbench.harness.pod_target import load_scenario
 
     output = Output(as_json=as_json)
-    flush_ns = float(load_as(SharedType3Profile, profile).flush_latency) * 1e9
+    flush_ns = load_shared_memory(profile).flush_latency * 1e9
     with _told_to_the_user():
         found = lint_flushes(load_scenario(target), schedules=schedules, seed=seed)
     output.say(lint_text(found, schedules=schedules, flush_ns=round(flush_ns, 3)))

@@ -22,9 +22,15 @@ from cxlbench.harness.cli.output import Output
     show_default=True,
     help="Of the index that lookups are measured in; half of them are full.",
 )
+@click.option(
+    "--profile",
+    default="niagara-2.0",
+    show_default=True,
+    help="Profile of the shared memory: node caches, and what rows called 'charged' are charged.",
+)
 @strict_option
 @json_option
-def bench_pod(rounds: int, slots: int, strict: bool, as_json: bool) -> None:
+def bench_pod(rounds: int, slots: int, profile: str, strict: bool, as_json: bool) -> None:
     """Measure the pod: explored operations, emulated and native accesses, TraCT's lock and lookups.
 
     The first run compiles programs for up to a minute; they are kept for the next ones.
@@ -32,10 +38,12 @@ def bench_pod(rounds: int, slots: int, strict: bool, as_json: bool) -> None:
     Exit codes: 0 whatever was measured; with --strict 1 if a bar was missed.
     """
     from cxlbench.harness import bench_pod as bars_of
+    from cxlbench.harness.pod_profile import load_shared_memory
 
     output = Output(as_json=as_json)
+    memory = load_shared_memory(profile)
     with output.progress() as progress:
-        found = bars_of.bench_pod(rounds=rounds, slots=slots, progress=progress)
+        found = bars_of.bench_pod(rounds=rounds, slots=slots, profile=memory, progress=progress)
     explored = found.explored
     bars = [
         Bar(
@@ -81,7 +89,7 @@ def bench_pod(rounds: int, slots: int, strict: bool, as_json: bool) -> None:
     if found.native_missing:
         output.note(f"no native figures: {found.native_missing}")
     output.say(
-        f"median of {found.rounds} rounds; node caches of "
-        f"{bars_of.CACHE.capacity_bytes >> 10} KiB; an index of {slots:,} slots"
+        f"median of {found.rounds} rounds; {found.profile}: node caches of "
+        f"{found.cache_bytes >> 10} KiB; an index of {slots:,} slots"
     )
     report(output, found, bars, strict=strict)

@@ -28,7 +28,7 @@ def fsck(file: Path, as_json: bool) -> None:
     from cxlbench.emu.pod_layout import PodLayoutError, PodShape
     from cxlbench.emu.pod_mappings import PodInUseError
     from cxlbench.emu.pod_processes import LivePod
-    from cxlbench.harness.tables import size, table
+    from cxlbench.harness.tables import listing, size
     from cxlbench.tract.errors import TractError
     from cxlbench.tract.fsck import open_and_check
 
@@ -47,7 +47,7 @@ def fsck(file: Path, as_json: bool) -> None:
         if name != "problems"
     ]
     output.say(f"{file}: {size(nbytes)}, made for {layout.nodes} nodes")
-    output.say(table(("", ""), counts))
+    output.say(listing(counts))
     for problem in report.problems:
         output.say(f"WRONG: {problem}")
     output.say("sound" if report.sound else f"{len(report.problems)} problems")

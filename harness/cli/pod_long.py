@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cxlbench.harness.cli.group import WRONG_DATA, UserError
-from cxlbench.harness.cli.options import COUNT, POSITIVE, examples, json_option, seed_option
+from cxlbench.harness.cli.options import COUNT, POSITIVE, examples, json_option, seed_option_for
 from cxlbench.harness.cli.output import Output
 
 if TYPE_CHECKING:
@@ -23,15 +23,24 @@ QUICK_SCHEDULES = 1_000
     epilog=examples("cxlbench pod campaign --quick", "cxlbench pod campaign --only counter --json"),
 )
 @click.option(
-    "--schedules", type=COUNT, help="Of right code with deaths. [20,000; with --quick 1,000]"
+    "--schedules",
+    type=COUNT,
+    help="Schedules of right code in which nodes may die. [default: 20,000; with --quick 1,000]",
 )
 @click.option(
     "--bound", type=COUNT, default=2000, show_default=True, help="Schedules to find a mutant in."
 )
-@click.option("--quick", is_flag=True, help="Fewer schedules, and shares of mutants are not told.")
-@click.option("--only", default="", metavar="TEXT", help="Scenarios and mutants with it in a name.")
-@click.option("--processes", type=COUNT, help="[default: one a core]")
-@seed_option
+@click.option(
+    "--quick", is_flag=True, help="Fewer schedules, and no shares of those that find a mutant."
+)
+@click.option(
+    "--only",
+    default="",
+    metavar="TEXT",
+    help="Only scenarios and mutants whose name has TEXT in it.",
+)
+@click.option("--processes", type=COUNT, help="Processes that search. [default: one a core]")
+@seed_option_for("Same seed, same schedules and same result.")
 @json_option
 def campaign(
     schedules: int | None,
@@ -79,7 +88,11 @@ def campaign(
 
 @click.command(
     short_help="Real processes use TraCT, and some are killed.",
-    epilog=examples("cxlbench pod stress --quick", "cxlbench pod stress --mode native --kills 20"),
+    epilog=examples(
+        "cxlbench pod stress --quick",
+        "cxlbench pod stress --quick --profile niagara-2.0",
+        "cxlbench pod stress --mode native --kills 20",
+    ),
 )
 @click.option(
     "--mode",
@@ -88,16 +101,46 @@ def campaign(
     show_default=True,
     help="Emulated node caches, or this machine's own (which are coherent).",
 )
-@click.option("--nodes", type=click.IntRange(2, 64), default=4, show_default=True)
-@click.option("--workers", type=click.IntRange(1, 32), default=2, show_default=True, help="A node.")
-@click.option("--acquisitions", type=COUNT, help="Of one lock. [1,000,000; with --quick 20,000]")
-@click.option("--lookups", type=COUNT, help="Of blocks. [100,000; with --quick 4,000]")
-@click.option("--kills", type=click.IntRange(min=0), help="Nodes to kill. [0; with --quick 2]")
-@click.option("--quick", is_flag=True, help="Some seconds of it.")
 @click.option(
-    "--patience", type=POSITIVE, default=60, show_default=True, help="s; who waits longer, hangs."
+    "--nodes", type=click.IntRange(2, 64), default=4, show_default=True, help="Nodes of the pod."
 )
-@seed_option
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 32),
+    default=2,
+    show_default=True,
+    help="Worker processes on each node.",
+)
+@click.option(
+    "--acquisitions",
+    type=COUNT,
+    help="How often one lock is taken, in all. [default: 1,000,000; with --quick 20,000]",
+)
+@click.option(
+    "--lookups",
+    type=COUNT,
+    help="How many blocks are looked up, in all. [default: 100,000; with --quick 4,000]",
+)
+@click.option(
+    "--kills", type=click.IntRange(min=0), help="Nodes to kill. [default: 0; with --quick 2]"
+)
+@click.option(
+    "--profile",
+    help="Profile of the shared memory: caches, arrival of write-backs, costs. "
+    "[default: small caches, no costs]",
+)
+@click.option("--numa-node", type=click.IntRange(min=0), help="Where the region's memory lies.")
+@click.option(
+    "--quick", is_flag=True, help="Some seconds of it (the first run compiles, for up to a minute)."
+)
+@click.option(
+    "--patience",
+    type=POSITIVE,
+    default=60,
+    show_default=True,
+    help="A process that waits longer, in s, is taken to hang.",
+)
+@seed_option_for("Of what is looked up and who is killed; when is up to the machine.")
 @json_option
 def stress(
     mode: Any,
@@ -106,6 +149,8 @@ def stress(
     acquisitions: int | None,
     lookups: int | None,
     kills: int | None,
+    profile: str | None,
+    numa_node: int | None,
     quick: bool,
     patience: float,
     seed: int,
@@ -121,9 +166,13 @@ def stress(
     """
     from cxlbench.emu.flush_instructions import FlushUnsupportedError
     from cxlbench.emu.pod_layout import PodLayoutError
+    from cxlbench.harness.pod_profile import load_shared_memory
     from cxlbench.harness.pod_stress import run_stress
 
     output = Output(as_json=as_json)
+    if profile is not None and mode == "native":
+        raise UserError("--profile is for emulated pods: native ones have this machine's memory")
+    memory = None if profile is None else load_shared_memory(profile)
     try:
         with output.progress() as progress:
             found = run_stress(
@@ -135,6 +184,8 @@ def stress(
                 kills=(2 if quick else 0) if kills is None else kills,
                 patience_s=patience,
                 seed=seed,
+                profile=memory,
+                numa_node=numa_node,
                 progress=progress,
             )
     except (FlushUnsupportedError, PodLayoutError) as error:
@@ -149,8 +200,9 @@ def _tell_stress(output: Output, found: Stress) -> None:
     from cxlbench.harness.tables import listing
 
     p50, p99, longest = (ns / 1e3 for ns in found.waits_ns)
+    memory = f"{found.mode} {found.profile}".rstrip()
     rows: list[tuple[str, str | int]] = [
-        ("pod", f"{found.mode}, {found.nodes} nodes of {found.workers} workers and a manager"),
+        ("pod", f"{memory}, {found.nodes} nodes of {found.workers} workers and a manager"),
         ("nodes killed", found.kills),
         ("lock acquisitions", f"{found.acquisitions:,}"),
         ("waits for the lock, us", f"p50 {p50:,.0f}, p99 {p99:,.0f}, longest {longest:,.0f}"),

@@ -32,7 +32,7 @@ def run_dir_option(function: Any) -> Any:
         default=RUN_DIR,
         show_default=True,
         envvar="CXLBENCH_RUN_DIR",
-        help="Of the deployment; or CXLBENCH_RUN_DIR.",
+        help="Run directory of the deployment; or CXLBENCH_RUN_DIR.",
     )(function)
 
 
@@ -47,8 +47,13 @@ def run_dir_option(function: Any) -> Any:
 @click.option("--config", type=FILE, help="The configuration (TOML). [default: none]")
 @click.option("--run-dir", metavar="DIR", help="For sockets and logs. [default: run/cxlbench]")
 @click.option("--nodes", metavar="N", help="Memory nodes, a process each. [default: 1]")
-@click.option("--devices-per-node", metavar="N", help="[default: 1]")
-@click.option("--device", metavar="PROFILE", help="Or module:object. [default: cxl-hm-prototype]")
+@click.option("--devices-per-node", metavar="N", help="Devices on each node. [default: 1]")
+@click.option(
+    "--device",
+    metavar="PROFILE",
+    help="The nodes' devices: a profile by name or file, or module:function of your own. "
+    "[default: cxl-hm-prototype]",
+)
 @set_option
 @click.option("--capacity", metavar="SIZE", help="Of each device, full size. [default: 64 GiB]")
 @click.option("--block-bytes", metavar="SIZE", help="The usual block, full size. [default: 16 MiB]")
@@ -59,19 +64,34 @@ def run_dir_option(function: Any) -> Any:
     help="For the SSDs' files; they stay, and what is in them is found again at the next start. "
     "[default: main memory]",
 )
-@click.option("--prefetch/--no-prefetch", default=None, help="[default: on]")
-@click.option("--deadline", "deadline_s", metavar="S", help="Of a read, s. [default: 10]")
-@click.option("--call-timeout", "call_timeout_s", metavar="S", help="Of a call, s. [default: 1]")
+@click.option("--prefetch/--no-prefetch", default=None, help="HyMCache's prefetch. [default: on]")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    metavar="S",
+    help="Seconds after which a read is a miss. [default: 10]",
+)
+@click.option(
+    "--call-timeout",
+    "call_timeout_s",
+    metavar="S",
+    help="Seconds after which a call to Master or a node has failed. [default: 1]",
+)
 @click.option(
     "--listen",
     metavar="WHERE",
     help="unix, or tcp://HOST:PORT and the ports after it. [default: unix]",
 )
-@click.option("--allow-remote", is_flag=True, default=None, help="Let --listen be no loopback.")
-@click.option("--numa-node", metavar="N", help="Bind the nodes' memory and threads to it.")
+@click.option("--allow-remote", is_flag=True, default=None, help="Allow --listen beyond loopback.")
+@click.option(
+    "--numa-node", metavar="N", help="Bind the nodes' memory and threads to this NUMA node."
+)
 @click.option("--hugetlb", is_flag=True, default=None, help="The nodes' memory in huge pages.")
 @click.option(
-    "--dax", multiple=True, metavar="PATH", help="/dev/dax*, one for each device, in order."
+    "--dax",
+    multiple=True,
+    metavar="PATH",
+    help="A /dev/dax* that holds the DRAM of a device; given once for each device, in order.",
 )
 @click.option(
     "--unthrottled", is_flag=True, default=None, help="Emulate no timing: as fast as this host is."
@@ -110,11 +130,30 @@ def up(config: Path | None, restart: bool, as_json: bool, **flags: Any) -> None:
 )
 @click.argument("trace", type=FILE, required=False)
 @run_dir_option
-@click.option("--number", type=click.IntRange(0, 65535), default=0, help="Of this worker.")
-@click.option("--sessions", type=COUNT, help="Of TRACE take the first so many. [generated: 4]")
-@click.option("--turns", type=COUNT, default=4, show_default=True, help="Of a generated session.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Likewise.")
-@click.option("--limit", type=COUNT, help="Of TRACE take the first so many requests only.")
+@click.option(
+    "--number",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="This worker's number, for its name in the output.",
+)
+@click.option(
+    "--sessions",
+    type=COUNT,
+    help="Take the first so many sessions of TRACE only, or generate so many. "
+    "[default: all of TRACE; generated: 4]",
+)
+@click.option(
+    "--turns", type=COUNT, default=4, show_default=True, help="Turns of each generated session."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Of the generated workload: same seed, same requests.",
+)
+@click.option("--limit", type=COUNT, help="Take the first so many requests of TRACE only.")
 @click.option("--model", default="Llama-3.1-8B", show_default=True, help="Decides the KV's size.")
 @click.option("--accelerator", default="a100-80g", show_default=True, help="Profile of the GPU.")
 @click.option(
@@ -128,12 +167,20 @@ def up(config: Path | None, restart: bool, as_json: bool, **flags: Any) -> None:
     "--closed-loop/--open-loop",
     "closed_loop",
     default=None,
-    help="[default: closed where the workload has sessions]",
+    help="Requests come a think time after their predecessor in the session has ended, or at the "
+    "trace's times. [default: closed where the workload has sessions]",
 )
 @click.option(
-    "--think-cap", "think_cap_s", type=ZERO_OR_MORE, default=1, show_default=True, help="s."
+    "--think-cap",
+    "think_cap_s",
+    type=ZERO_OR_MORE,
+    default=1,
+    show_default=True,
+    help="Longest think time in a closed loop, s.",
 )
-@click.option("--speed", type=SPEED, default=1, show_default=True, help="Of arrivals.")
+@click.option(
+    "--speed", type=SPEED, default=1, show_default=True, help="Plays arrivals so much faster."
+)
 @click.option(
     "--verify",
     type=click.Choice(["full", "footer"]),

@@ -5,6 +5,7 @@ Imports what it needs when it runs, like all commands (see ``cli/__init__.py``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cxlbench.harness.cli.group import BAD_INPUT, TIMING_NOT_KEPT, WRONG_DATA
+from cxlbench.harness.cli.group import BAD_INPUT, TIMING_NOT_KEPT, WRONG_DATA, UserError
 from cxlbench.harness.cli.output import Output
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def run_up(spec: DeploymentSpec, output: Output, *, restart: bool) -> None:
     from cxlbench.harness.supervisor import Deployment
 
     if spec.folder is not None:
-        spec.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            spec.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot use {spec.folder} for the SSDs' files: {error.strerror}; choose another "
+                "(--folder)"
+            ) from error
     deployment = Deployment(spec)
     deployment.start()
     whole = True
@@ -48,7 +55,8 @@ def run_up(spec: DeploymentSpec, output: Output, *, restart: bool) -> None:
     except KeyboardInterrupt:
         whole = all(deployment.running(role, number) for role, number in deployment.parts)
     finally:
-        deployment.stop()
+        with contextlib.suppress(KeyboardInterrupt):  # once more, for what is being done
+            deployment.stop()
     if deployment.failed and deployment.logs:
         output.note(f"logs of what failed: {', '.join(map(str, deployment.logs))}")
     if not whole:
@@ -206,19 +214,23 @@ def run_worker(options: WorkerOptions, output: Output) -> None:
         f"({size(spec.rig.block_bytes)}), GPU cache of {plural(spec.gpu_blocks, 'block')}; "
         f"real time, real bytes at scale {deployment.scale:g}"
     )
-    if not fidelity.trusted:
+    late = deployment.throttled and not fidelity.trusted
+    if late:
         output.say(f"{NOT_KEPT}: times and bandwidths below are this host's (see the last lines)")
+    elif not deployment.throttled:
+        output.say("no timing is emulated: times and bandwidths below are this host's")
     output.say()
     output.say(turn_table(result.figures.turns))
     output.say()
     output.say(totals_listing(result.figures))
-    output.say()
-    output.say(fidelity.line())
+    if deployment.throttled:
+        output.say()
+        output.say(fidelity.line())
     output.document({"figures": result.figures, "fidelity": fidelity, "correct": result.correct})
     if not result.correct:
         say_if_wrong(result, output)
         raise click.exceptions.Exit(WRONG_DATA)
-    if not fidelity.trusted:
+    if late:
         output.note(WHAT_THEN)
         raise click.exceptions.Exit(TIMING_NOT_KEPT)
 

@@ -109,7 +109,9 @@ SPEED = FiniteRange(min=1e-3, max=1e6)
     show_default=True,
     help="Longest think time in a closed loop, s.",
 )
-@click.option("--speed", type=SPEED, default=1, show_default=True, help="Of arrivals.")
+@click.option(
+    "--speed", type=SPEED, default=1, show_default=True, help="Plays arrivals so much faster."
+)
 @click.option("--wall/--virtual", default=False, help="Real bytes in real time. [default: virtual]")
 @click.option(
     "--processes",
@@ -148,7 +150,7 @@ SPEED = FiniteRange(min=1e-3, max=1e6)
     "--policy",
     default="lru",
     show_default=True,
-    help="Of that cache: lru, fifo, clock, s3fifo, or your own module:object.",
+    help="Policy of that cache: lru, fifo, clock, s3fifo, or your own module:object.",
 )
 @click.option(
     "--order",
