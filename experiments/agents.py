@@ -18,7 +18,7 @@ import dataclasses
 from functools import partial
 
 from cxlbench.experiments import testbed, trace_runs
-from cxlbench.experiments.serving import Runs, all_checks, run_systems, total_row
+from cxlbench.experiments.serving import Runs, all_checks, run_systems, total_row, with_own
 from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.drive import Drive, Order
@@ -93,7 +93,7 @@ def run(context: Context) -> Findings:
         references += sum(len(r.block_ids) for r in workload.requests)
         found[active] = run_systems(
             context,
-            trace_runs.systems(context, link="nic-200g"),
+            with_own(context, trace_runs.systems(context, link="nic-200g")),
             partial(testbed.single_node, context),
             workload,
             Drive(order=Order.SESSIONS, concurrency=active),
@@ -151,4 +151,5 @@ EXPERIMENT = Experiment(
     profiles=trace_runs.PROFILES,
     claims=(),
     run=run,
+    compares_tiers=True,
 )

@@ -32,6 +32,7 @@ from cxlbench.experiments.serving import (
     speedup,
     total_row,
     turn_rows,
+    with_own,
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
@@ -193,7 +194,7 @@ def run(context: Context) -> Findings:
     for routing in Routing:
         runs = run_systems(
             context,
-            systems(context),
+            with_own(context, systems(context)),
             partial(testbed.pd_cluster, context, routing),
             workload,
             how,
@@ -337,4 +338,5 @@ EXPERIMENT = Experiment(
     ),
     claims=CLAIMS,
     run=run,
+    compares_tiers=True,
 )

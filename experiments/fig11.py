@@ -26,6 +26,7 @@ from cxlbench.experiments.serving import (
     speedup,
     total_row,
     turn_rows,
+    with_own,
 )
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Row
@@ -78,7 +79,7 @@ def run(context: Context) -> Findings:
     routing = context.choice("routing")
     runs = run_systems(
         context,
-        SYSTEMS,
+        with_own(context, SYSTEMS),
         partial(testbed.pd_cluster, context, routing),
         fig10.workload_of(context),
         testbed.closed_loop(context),
@@ -138,7 +139,8 @@ def _claims(context: Context, runs: Runs, faster: Runs) -> list[JudgedClaim]:
         f"hit rates: XFS {xfs.hit_rate:.0%}, without it {raw.hit_rate:.0%}; with a timeout of 1 s "
         f"{undelivered(hurried):.0%} of the announced blocks come too late and the hit rate is "
         f"{hurried.hit_rate:.0%}; prefill GPUs busy {max(xfs.gpu_busy.values()):.0%}; "
-        f"with {testbed.FASTER} x compute XFS serves {speedup(faster, XFS, RECOMPUTE) or 0:.2f} x recomputation and HyMCache "
+        f"with {testbed.FASTER} x compute XFS serves "
+        f"{speedup(faster, XFS, RECOMPUTE) or 0:.2f} x recomputation and HyMCache "
         f"{speedup(faster, HYMCACHE, XFS) or 0:.2f} x XFS"
     )
     at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
@@ -159,4 +161,5 @@ EXPERIMENT = Experiment(
     ),
     claims=CLAIMS,
     run=run,
+    compares_tiers=True,
 )

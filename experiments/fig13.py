@@ -27,6 +27,7 @@ from cxlbench.experiments.serving import (
     speedup,
     total_row,
     turn_rows,
+    with_own,
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
@@ -120,7 +121,7 @@ def run(context: Context) -> Findings:
     blocks = testbed.single_node(context).pool_blocks // context.count("shrink")
     runs = run_systems(
         context,
-        systems(context),
+        with_own(context, systems(context)),
         partial(testbed.single_node, context, gpu_blocks=blocks),
         workload,
         testbed.closed_loop(context),
@@ -208,4 +209,5 @@ EXPERIMENT = Experiment(
     profiles=(*testbed.SERVING_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.LMCACHE_PROFILES),
     claims=CLAIMS,
     run=run,
+    compares_tiers=True,
 )

@@ -25,6 +25,7 @@ from cxlbench.experiments.serving import (
     speedup,
     total_row,
     turn_rows,
+    with_own,
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
@@ -137,7 +138,7 @@ def run(context: Context) -> Findings:
     """Run all systems."""
     runs = run_systems(
         context,
-        systems(context),
+        with_own(context, systems(context)),
         partial(testbed.single_node, context),
         workload_of(context),
         testbed.closed_loop(context),
@@ -238,4 +239,5 @@ EXPERIMENT = Experiment(
     profiles=(*testbed.SERVING_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.REDIS_PROFILES),
     claims=CLAIMS,
     run=run,
+    compares_tiers=True,
 )

@@ -17,7 +17,7 @@ import dataclasses
 from functools import partial
 
 from cxlbench.experiments import testbed, trace_runs
-from cxlbench.experiments.serving import all_checks, run_systems, total_row
+from cxlbench.experiments.serving import all_checks, run_systems, total_row, with_own
 from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
 from cxlbench.harness.requests import Mode, Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
@@ -78,7 +78,7 @@ def run(context: Context) -> Findings:
     """Run all systems."""
     runs = run_systems(
         context,
-        trace_runs.systems(context),
+        with_own(context, trace_runs.systems(context)),
         partial(cluster_of, context),
         workload_of(context),
         Drive(order=Order.OPEN),
@@ -126,4 +126,5 @@ EXPERIMENT = Experiment(
     profiles=trace_runs.PROFILES,
     claims=(),
     run=run,
+    compares_tiers=True,
 )

@@ -77,6 +77,12 @@ def run_systems(
     return runs
 
 
+def with_own(context: Context, systems: Sequence[System]) -> tuple[System, ...]:
+    """Return the systems, and behind them the tiers that the user named."""
+    own = [System(label=spec.rpartition(":")[2], tier=spec) for spec in context.tiers]
+    return (*systems, *own)
+
+
 def total_row(run: Simulated, **labels: Scalar) -> dict[str, Scalar | None]:
     """Return the row of a whole run."""
     parts = {f"{name.replace(' ', '_')}_mean_s": seconds for name, seconds in run.parts_s.items()}
@@ -181,4 +187,5 @@ __all__ = [
     "turn_of",
     "turn_rows",
     "with_options",
+    "with_own",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from cxlbench.experiments import testbed
 from cxlbench.experiments.serving import System
 from cxlbench.experiments.testbed import GIB
-from cxlbench.harness.experiment import Context, ExperimentError, Knob
+from cxlbench.harness.experiment import Context, InputMissingError, Knob
 
 FOLDER = Knob(
     name="trace.folder",
@@ -29,16 +29,12 @@ PROFILES = (
 )
 
 
-class TraceMissingError(ExperimentError):
-    """A public trace is not on this machine."""
-
-
 def trace_file(context: Context, name: str) -> Path:
-    """Return the path of a public trace; raise ``TraceMissingError`` if it is not there."""
+    """Return the path of a public trace; raise ``InputMissingError`` if it is not there."""
     folder = context.choice(FOLDER.name) or os.environ.get("CXLBENCH_TRACES", "")
     path = Path(folder) / name
     if not folder or not path.is_file():
-        raise TraceMissingError(
+        raise InputMissingError(
             f"{context.experiment.name} needs the public trace {name}: set CXLBENCH_TRACES, or "
             f"--set {FOLDER.name}=FOLDER, to a folder that holds it (docs/traces.md says where it "
             "can be had)"

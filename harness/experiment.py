@@ -45,6 +45,10 @@ class ExperimentError(ValueError):
     """An experiment, a key of one, or a value for it that cannot be."""
 
 
+class InputMissingError(ExperimentError):
+    """A file that an experiment reads, such as a public trace, is not on this machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
     """One number or choice of a set-up.
@@ -157,6 +161,8 @@ class Experiment:
     """Names of all built-in profiles that the run reads."""
     claims: tuple[PaperClaim, ...]
     run: Callable[[Context], Findings]
+    compares_tiers: bool = False
+    """Whether the run takes a user's tiers (``Context.tiers``) beside its own."""
 
     def knob(self, name: str) -> Knob:
         """Return a knob by name; raise ``ExperimentError`` with the nearest ones."""
@@ -195,6 +201,8 @@ class Context:
     quick: bool = False
     seed: int = 0
     overrides: Mapping[str, str] = field(default_factory=dict)
+    tiers: tuple[str, ...] = ()
+    """More tiers to compare: names of the catalog, or a user's ``module:object``."""
     progress: Callable[[str, int, int], None] = lambda *_: None
     """Called with what is being done, how much of it is done, and how much there is."""
     memo: MutableMapping[Hashable, object] = field(default_factory=dict)
@@ -203,6 +211,16 @@ class Context:
     """Whether the user asked to stop: what is there by then is returned, marked partial."""
 
     def __post_init__(self) -> None:
+        if self.tiers and not self.experiment.compares_tiers:
+            raise ExperimentError(
+                f"{self.experiment.name} compares no tiers; those that do say so in "
+                "`cxlbench list NAME`"
+            )
+        if self.tiers:
+            from cxlbench.harness.tiers.catalog import tier  # the whole rig comes with it
+
+            for spec in self.tiers:
+                tier(spec)
         knobs = {knob.name for knob in self.experiment.knobs}
         keys = set(self.experiment.keys())
         for key, text in self.overrides.items():
@@ -259,11 +277,12 @@ class Context:
 
     def point(self) -> tuple[object, ...]:
         """Return all that a run at this point depends on, beside its set-up, as a memo's key."""
-        return (self.quick, self.seed, tuple(sorted(self.overrides.items())))
+        return (self.quick, self.seed, self.tiers, tuple(sorted(self.overrides.items())))
 
     def setup(self) -> dict[str, Scalar]:
-        """Return every knob's value, for the record."""
-        return {knob.name: self.knob(knob.name) for knob in self.experiment.knobs}
+        """Return every knob's value, and a user's tiers, for the record."""
+        setup = {knob.name: self.knob(knob.name) for knob in self.experiment.knobs}
+        return setup | ({"tiers": " ".join(self.tiers)} if self.tiers else {})
 
 
 def _numbers(profile: Profile) -> Iterator[tuple[str, Quantity]]:

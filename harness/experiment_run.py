@@ -77,10 +77,12 @@ def make_contexts(
     quick: bool = False,
     seed: int = 0,
     overrides: Mapping[str, str] | None = None,
+    tiers: Sequence[str] = (),
 ) -> list[Context]:
     """Return a point for each experiment, checked.
 
-    With several experiments, each takes those overrides whose keys it has.
+    With several experiments, each takes those overrides whose keys it has, and those that compare
+    tiers take ``tiers``.
 
     Raises:
         ExperimentError: no experiment has such a key, or it cannot have such a value.
@@ -105,6 +107,7 @@ def make_contexts(
             quick=quick,
             seed=seed,
             memo=memo,
+            tiers=tuple(tiers) if len(experiments) == 1 or experiment.compares_tiers else (),
             overrides=given
             if len(experiments) == 1
             else {key: text for key, text in given.items() if key in of_it},

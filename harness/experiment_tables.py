@@ -13,7 +13,13 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cxlbench.harness.experiment import Check, Experiment, ExperimentError, Scalar
+from cxlbench.harness.experiment import (
+    Check,
+    Experiment,
+    ExperimentError,
+    InputMissingError,
+    Scalar,
+)
 from cxlbench.harness.experiment_catalog import Catalog
 from cxlbench.harness.experiment_compare import Comparison, key_columns
 from cxlbench.harness.experiment_folder import is_record, read_record
@@ -272,6 +278,7 @@ def summary_text(runs: Runs, results: Path, grids: Mapping[str, Shares]) -> str:
         record = outcome.record
         if record is None:
             why = "given up" if isinstance(outcome.error, KeyboardInterrupt) else "FAILED"
+            why = "skipped" if isinstance(outcome.error, InputMissingError) else why
             rows.append([outcome.name, why, *["-"] * (len(Verdict) + 3)])
             continue
         counts = record.verdicts()

@@ -103,6 +103,7 @@ def list_experiments(names: tuple[str, ...], results: Path, as_json: bool) -> No
         "cxlbench run all --quick",
         "cxlbench run fig10 fig11 --seed 2 --results second",
         "cxlbench run fig05 --set pm1743-class.read_bandwidth=7GB/s --set turns=4",
+        "cxlbench run fig13 --quick --tier my_tiers:MyTier",
         "cxlbench run my_module:EXPERIMENT",
     ),
 )
@@ -114,6 +115,13 @@ def list_experiments(names: tuple[str, ...], results: Path, as_json: bool) -> No
     "(--set pm1743-class.read_bandwidth=7GB/s); `cxlbench list NAME` shows the keys. Of several "
     "experiments, each takes the keys it has. Repeatable."
 )
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    metavar="NAME|MODULE:OBJECT",
+    help="Compare one more tier: of the catalog, or your own (docs/tiers.md). Repeatable.",
+)
 @results_option("Each experiment gets a folder in here: NAME, or NAME-quick.")
 @json_option
 def run(
@@ -121,6 +129,7 @@ def run(
     quick: bool,
     seed: int,
     overrides: dict[str, str],
+    tiers: tuple[str, ...],
     results: Path,
     as_json: bool,
 ) -> None:
@@ -145,7 +154,7 @@ def run(
     output = Output(as_json=as_json)
     catalog = find_experiments()
     experiments = catalog.choose(names)
-    contexts = make_contexts(experiments, quick=quick, seed=seed, overrides=overrides)
+    contexts = make_contexts(experiments, quick=quick, seed=seed, overrides=overrides, tiers=tiers)
     check_writable(results)
     broken = list(map(str, catalog.broken)) if ALL in names else []
     for text in broken:
@@ -189,7 +198,7 @@ def run(
             "broken": broken,
         }
     )
-    code = _exit_code(runs) or (BAD_INPUT if broken else 0)
+    code = _exit_code(runs, every=ALL in names) or (BAD_INPUT if broken else 0)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -200,9 +209,13 @@ def _specs(catalog: Catalog, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _tell_error(outcome: Outcome, output: Output) -> None:
+    from cxlbench.harness.experiment import InputMissingError
+
     error = outcome.error
     if isinstance(error, KeyboardInterrupt):
         output.note(f"{outcome.name}: given up; it left nothing")
+    elif isinstance(error, InputMissingError):
+        output.note(f"skipped: {error}")
     elif isinstance(error, user_errors()):
         output.note(f"error: {outcome.name}: {error}")
     elif error is not None:
@@ -210,8 +223,13 @@ def _tell_error(outcome: Outcome, output: Output) -> None:
         output.note(f"{outcome.name} failed: that is a bug, of the experiment or of cxlbench")
 
 
-def _exit_code(runs: Runs) -> int:
-    """Return the exit code: what was interrupted first, then bugs and checks, then bad input."""
+def _exit_code(runs: Runs, *, every: bool) -> int:
+    """Return the exit code: what was interrupted first, then bugs and checks, then bad input.
+
+    Who asks for ``every`` experiment did not ask for one whose input is not here.
+    """
+    from cxlbench.harness.experiment import InputMissingError
+
     if runs.stop.number is not None:
         return runs.stop.exit_code
     errors = [one.error for one in runs.outcomes if one.error is not None]
@@ -221,7 +239,8 @@ def _exit_code(runs: Runs) -> int:
         return BUG
     if not all(record.ok for record in runs.records):
         return CHECK_FAILED
-    return BAD_INPUT if errors else 0
+    skipped = InputMissingError if every else ()
+    return BAD_INPUT if any(not isinstance(error, skipped) for error in errors) else 0
 
 
 # -- compare ---------------------------------------------------------------------------------------

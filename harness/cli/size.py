@@ -169,7 +169,7 @@ def size(as_json: bool, **given: Any) -> None:
     from cxlbench.devices.profile import AcceleratorProfile, PricesProfile, load_as
     from cxlbench.devices.profile_kinds import ServingEngineProfile
     from cxlbench.harness.serve.roofline import Roofline
-    from cxlbench.harness.sizing import reuse_of, size_for_hit_rate, size_for_ttft
+    from cxlbench.harness.sizing import SizingError, burst_bytes, reuse_of, size_for_hit_rate, size_for_ttft
     from cxlbench.harness.sizing_parts import Catalogue
     from cxlbench.harness.ttft_model import Load
     from cxlbench.kv.geometry import model_shape
@@ -201,14 +201,26 @@ def size(as_json: bool, **given: Any) -> None:
             speed=asked.speed,
         )
         reuse = reuse_of(load)
-        catalogue = Catalogue(servers=asked.servers, block_bytes=load.block_bytes, prices=prices)
+        catalogue = Catalogue(
+            servers=asked.servers,
+            block_bytes=load.block_bytes,
+            burst_bytes=burst_bytes(load, reuse),
+            prices=prices,
+        )
         if asked.goal_hit_rate is not None:
             found = size_for_hit_rate(load, reuse, catalogue, asked.goal_hit_rate)
         else:
             assert asked.goal_ttft_s is not None
             found = size_for_ttft(load, reuse, catalogue, asked.goal_ttft_s, progress=progress)
-        simulated = _simulated(asked, load, found, progress) if asked.simulate else None
+        simulated, missed = None, ""
+        if asked.simulate:
+            try:
+                simulated = _simulated(asked, load, found, progress)
+            except SizingError as error:  # what the model says is shown all the same
+                missed = str(error)
     _report(asked, load, reuse.curve, prices, found, simulated, output)
+    if missed:
+        output.say(f"NOT MET: {missed}")
     output.document(
         {
             "workload": workload.name,
@@ -221,6 +233,7 @@ def size(as_json: bool, **given: Any) -> None:
             },
             "tiers": found,
             "simulated": simulated,
+            "simulation_missed": missed or None,
             "prices": _prices(prices),
         }
     )
