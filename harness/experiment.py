@@ -34,6 +34,9 @@ ASSUMPTION_SPREAD = 0.3
 """How far a sweep moves a number that no source gives, up and down."""
 
 
+RANGE_ENDS = ("_low", "_high")
+"""Fields that are the ends of another field's range: nothing reads them, nothing is swept."""
+
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 """Sizes in these are powers of two, or multiples of one; what lies between is no size to sweep."""
 
@@ -183,7 +186,7 @@ class Experiment:
         found = [_of_knob(knob, quick=quick) for knob in self.knobs if knob.assumption]
         for name in self.profiles:
             for key, quantity in _numbers(load_profile(name)):
-                if quantity.assumption:
+                if quantity.assumption and not key.endswith(RANGE_ENDS):
                     found.append(_of_number(name, key, quantity))
         return found
 

@@ -1,7 +1,9 @@
 """README and docs: links lead somewhere, files exist, and every command they show is one.
 
 Commands of ``docs/cli.md`` are run by ``tests/harness/test_example.py``, those of
-``docs/processes.md`` by ``tests/harness/test_processes_docs.py``. Of the others, cheap ones
+``docs/processes.md`` by ``tests/harness/test_processes_docs.py``, those of
+``docs/experiments.md`` by ``tests/harness/test_experiments_docs.py``, those of
+``docs/sweeps.md`` by ``tests/harness/test_cli_sweep.py``. Of the others, cheap ones
 are run, in order, in an empty folder, as a reader would; those of ``PARSED`` are parsed by the
 command line itself, options and values, without being run.
 """
@@ -14,6 +16,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import click
@@ -33,7 +37,9 @@ from cxlbench.harness.cli.group import (
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUN_ELSEWHERE = (ROOT / "docs" / "cli.md", ROOT / "docs" / "processes.md")
+RUN_ELSEWHERE = tuple(
+    ROOT / "docs" / name for name in ("cli.md", "experiments.md", "processes.md", "sweeps.md")
+)
 PARSED = {"demo": "a minute", "bench": "seconds", "calibrate": "seconds", "doctor": "seconds"}
 """Commands that are only parsed here, and how long they take."""
 
@@ -50,6 +56,14 @@ def shown(page: Path) -> list[str]:
             if command:
                 found.append(command.removeprefix("$ ").removeprefix(".venv/bin/"))
     return found
+
+
+def files_shown(page: Path) -> list[tuple[str, str]]:
+    """Return the Python files that a page shows: their first line is their name."""
+    blocks = re.findall(
+        r"^```python\n(# (\w+\.py)\n.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [(name, text) for text, name in blocks]
 
 
 def mentioned(page: Path) -> list[str]:
@@ -140,10 +154,13 @@ def test_every_command_mentioned_exists_with_its_options(page):
 def test_every_cheap_command_shown_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     ran = []
     for page in PAGES:
         if page in RUN_ELSEWHERE:
             continue
+        for name, text in files_shown(page):
+            (tmp_path / name).write_text(text)
         for command in shown(page):
             program, *words = shlex.split(command)
             if program == "cxlbench" and words[0] not in PARSED:
@@ -218,6 +235,26 @@ def test_the_ci_script_is_one_and_runs_what_the_readme_shows():
     text = script.read_text()
     for command in ("make test", "make lint", "make types", "make demo", "bench replay --strict"):
         assert command in text
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_line_that_activates_the_environment_does(page, tmp_path):
+    lines = set(re.findall(r"`(\. \.venv[^`]+)`", page.read_text()))
+    if not lines:
+        pytest.skip("the page shows none")
+    (folder,) = re.findall(r"^VENV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    venv.create(tmp_path / folder, with_pip=False)
+    for line in lines:
+        ran = subprocess.run(
+            ["bash", "-c", f"{line} && command -v python"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert Path(ran.stdout.strip()) == tmp_path / folder / "bin" / "python", ran.stderr
 
 
 def test_a_target_that_is_wrong_would_be_noticed():

@@ -169,7 +169,13 @@ def size(as_json: bool, **given: Any) -> None:
     from cxlbench.devices.profile import AcceleratorProfile, PricesProfile, load_as
     from cxlbench.devices.profile_kinds import ServingEngineProfile
     from cxlbench.harness.serve.roofline import Roofline
-    from cxlbench.harness.sizing import SizingError, burst_bytes, reuse_of, size_for_hit_rate, size_for_ttft
+    from cxlbench.harness.sizing import (
+        SizingError,
+        burst_bytes,
+        reuse_of,
+        size_for_hit_rate,
+        size_for_ttft,
+    )
     from cxlbench.harness.sizing_parts import Catalogue
     from cxlbench.harness.ttft_model import Load
     from cxlbench.kv.geometry import model_shape

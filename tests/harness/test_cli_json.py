@@ -49,6 +49,15 @@ ELSEWHERE = {
     ("worker",): "test_cli_processes.py",
     ("status",): "test_cli_processes.py",
     ("chaos",): "test_chaos.py",
+    ("sweep",): "test_cli_sweep.py",
+    ("size",): "test_size.py",
+    ("list",): "test_cli_experiments.py",
+    ("run",): "test_cli_experiments.py",
+    ("compare",): "test_cli_experiments.py",
+    ("report",): "test_cli_experiments.py",
+    ("policies",): "test_cli_policies.py",
+    ("bench", "model"): "test_bench_model.py",
+    ("bench", "serving"): "test_bench_serving.py",
 }
 """Commands that need more around them than a file: their own tests read their documents."""
 
