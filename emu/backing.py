@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from cxlbench.emu.backing_layout import Layout
 from cxlbench.emu.memory import PAGE_BYTES, AnyArena, Arena, Extent, PhantomArena
 from cxlbench.emu.status import DeviceError, HostLimitError, Status
 
@@ -48,7 +49,11 @@ class Backing(Protocol):
 
 
 class FileBacking:
-    """Files on NVMe, striped. The files are made sparse, or preallocated if asked."""
+    """Files on NVMe, striped. The files are made sparse, or preallocated if asked.
+
+    Files that are to ``keep`` have a record of their layout beside them, and are opened only as
+    they were made, or longer.
+    """
 
     def __init__(
         self,
@@ -69,9 +74,15 @@ class FileBacking:
         self._descriptors: list[int] = []
         self._mine: list[Path] = []
         rows = -(-size_bytes // (stripe_bytes * len(self._files)))
+        layout = Layout(len(self._files), stripe_bytes, rows * stripe_bytes)
+        record = self._files[0].with_suffix(".layout")
+        if keep:
+            layout.check(record, self._files)
         try:
             for file in self._files:
-                self._open(file, rows * stripe_bytes, preallocate)
+                self._open(file, layout.file_bytes, preallocate)
+            if keep:
+                layout.save(record)
         except BaseException:
             self.close()
             raise

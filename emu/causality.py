@@ -53,6 +53,20 @@ EXPLANATIONS: Final = {
 }
 
 
+REGRESS_EXPLANATIONS: Final = {
+    Cause.NEVER_FLUSHED: "of the two stores on that line, the first had not been flushed when the"
+    " second was made; flush it before it is told of",
+    Cause.POSTED: "of the two stores on that line, the flush of the first was posted and had not"
+    " arrived when the second was made; a fence does not wait for arrival, clflush does",
+    Cause.DMA_INCOMPLETE: "the DMA was not complete when the other store was made; wait for"
+    " completion before publishing",
+    Cause.NO_INVALIDATE: "the newer store had arrived, but the store that went out was made on an"
+    " older copy of the line; flush the line before the store",
+    Cause.OVERWRITTEN: "two nodes store to one line, and nothing orders them",
+}
+"""Why a write-back put an older word in the place of a newer one."""
+
+
 @dataclass(frozen=True, slots=True)
 class StaleLoad:
     """A violation: the load of ``word`` returned ``got`` although its task knew of ``missed``."""

@@ -152,10 +152,17 @@ class MemoryRegion:
 class Fabric:
     """The registry of memory regions that queue pairs reach."""
 
-    def __init__(self, clock: Clock, *, seed: int, faults: FaultPlan | None = None) -> None:
+    def __init__(
+        self, clock: Clock, *, seed: int | random.Random, faults: FaultPlan | None = None
+    ) -> None:
+        """Draw rkeys by ``seed``, or from a generator.
+
+        Whoever has seen some of a seeded generator's rkeys can work out the next ones: where
+        clients are to be kept apart, hand in ``random.SystemRandom()``.
+        """
         self.clock = clock
         self.faults = faults or FaultPlan.none()
-        self._draw = random.Random(f"fabric-{seed}")
+        self._draw = seed if isinstance(seed, random.Random) else random.Random(f"fabric-{seed}")
         self._regions: dict[int, MemoryRegion] = {}
 
     def register(

@@ -8,6 +8,7 @@ that died while the target worked, leaves nothing behind. Units: bytes, s.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,9 @@ class SharedCarrier:
         write_path: Sequence[Pipe],
         latency_s: float,
         first_serial: int = 1,
+        hold_s: float = math.inf,
     ) -> None:
-        """Serve ``fabric``'s regions.
+        """Serve ``fabric``'s regions; no reader holds a grant longer than ``hold_s``.
 
         ``first_serial`` is another one at each start, so that what an earlier process granted means
         nothing here.
@@ -65,6 +67,7 @@ class SharedCarrier:
         self._read_path = tuple(read_path)
         self._write_path = tuple(write_path)
         self._latency_s = latency_s
+        self._hold_s = hold_s
         self._free = list(range(GRANTS - 1, -1, -1))
         self._serials = itertools.count(first_serial)
         self._grants: dict[int, _Grant] = {}
@@ -127,7 +130,8 @@ class SharedCarrier:
             if not keep:
                 view.close()
         grant = self._grant(client, region, view, 0, post.ask)
-        self.clock.call_at(post.until_s, self._expire, grant)
+        until_s = min(post.until_s, self.clock.real() + self._hold_s)
+        self.clock.call_at(until_s, self._expire, grant)
         due_s = _due_s([*view.bookings, *bookings]) + self._latency_s + region.target.latency_s
         return self._reply(grant, region, view.extents, cost, due_s)
 

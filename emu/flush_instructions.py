@@ -131,46 +131,37 @@ def _word(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, _I64.as_pointer())
 
 
-@intrinsic
-def peek(typing_context: Any, address: Any) -> Any:
-    """Return the word at ``address``, in one access that the compiler neither drops nor repeats."""
+def _reading(ordering: str) -> Callable[..., Any]:
+    @intrinsic
+    def read(typing_context: Any, address: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.load_atomic(_word(builder, args[0]), ordering, 8)
 
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_word(builder, args[0]), "monotonic", 8)
+        return types.int64(types.int64), generate
 
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def poke(typing_context: Any, address: Any, value: Any) -> Any:
-    """Write the word at ``address``, in one access."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], _word(builder, args[0]), "monotonic", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return read
 
 
-@intrinsic
-def load_acquire(typing_context: Any, address: Any) -> Any:
-    """Return the word at ``address``; what its writer released before it is seen afterwards."""
+def _writing(ordering: str) -> Callable[..., Any]:
+    @intrinsic
+    def write(typing_context: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            builder.store_atomic(args[1], _word(builder, args[0]), ordering, 8)
+            return context.get_dummy_value()
 
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.load_atomic(_word(builder, args[0]), "acquire", 8)
+        return types.void(types.int64, types.int64), generate
 
-    return types.int64(types.int64), generate
+    return write
 
 
-@intrinsic
-def store_release(typing_context: Any, address: Any, value: Any) -> Any:
-    """Write the word at ``address`` after everything before it."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], _word(builder, args[0]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+peek = _reading("monotonic")
+"""Return the word at an address, in one access that the compiler neither drops nor repeats."""
+load_acquire = _reading("acquire")
+"""The same; what the word's writer released before it is seen afterwards."""
+poke = _writing("monotonic")
+"""Write a word (address, value), in one access."""
+store_release = _writing("release")
+"""The same, after everything before it."""
 
 
 @intrinsic

@@ -20,6 +20,7 @@ from cxlbench.emu.memory import Bytes
 from cxlbench.emu.status import HostLimitError
 
 NODES = Path("/sys/devices/system/node")
+DAX_DEVICES = Path("/sys/bus/dax/devices")
 MBIND = {"x86_64": 237, "aarch64": 235}
 """The number of the system call, by architecture."""
 
@@ -80,6 +81,12 @@ def nearest_cpus(number: int, folder: Path = NODES) -> frozenset[int]:
         if other.cpus:
             return other.cpus
     raise HostLimitError(f"no NUMA node near node {number} has a processor")
+
+
+def node_of_device(device: Path, folder: Path = DAX_DEVICES) -> int | None:
+    """Return the NUMA node next to which a DAX device is; None if nothing tells."""
+    number = _text(folder / device.resolve().name / "numa_node")
+    return int(number) if number.isdecimal() else None  # "-1": of none
 
 
 def bind_threads(number: int) -> frozenset[int]:

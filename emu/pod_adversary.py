@@ -7,13 +7,16 @@ program must survive all of it because the memory model promises no more.
 
 How strong it is is drawn for each run, zero included: evictions repair missing flushes, so a
 missing one shows best in runs without evictions; and a posted write-back hurts only if it stays
-out long enough for others to act, so delays are log-uniform, up to 16, 256 or 2,048 steps.
+out long enough for others to act, so delays are log-uniform, up to 16, 256 or 2,048 steps. A death
+matters most in the middle of something: it may wait for a store that is not flushed, and some of
+what is dirty then may have been evicted just before.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
+from collections.abc import Sequence
 from math import exp, log
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
     from cxlbench.emu.pod_run import Run
     from cxlbench.emu.pod_schedule import Choice
 
-EVERY: Final = (0, 0, 25, 100, 400)
-"""Mean steps between two evictions, or two fills; 0 is never."""
+EVICT_EVERY: Final = (0, 0, 25, 100, 400)
+"""Mean steps between two evictions; 0 is never."""
+FILL_EVERY: Final = (0, 0, 6, 25, 100, 400)
+"""Mean steps between two fills; often, since a fill hurts only just before its line changes."""
 DELAYS: Final = (16, 256, 2_048)
 """Longest delays of landings, in steps."""
 SUSPICION_DELAY: Final = 256
@@ -32,21 +37,26 @@ CRASHING_RUNS: Final = 0.5
 """Share of the runs in which nodes die, where the scenario lets them."""
 LIVE_SUSPECTS: Final = 0.3
 """Share of deaths that begin with the suspicion of a live node."""
+PATIENCE: Final = (0, 256)
+"""Steps for which a death waits for its node to have something in its cache that can be lost."""
 
 
 class Adversary:
     """Decides for one run what happens to the memory and to nodes, and when."""
 
-    def __init__(self, rng: Random, *, length: int) -> None:
+    def __init__(self, rng: Random, *, length: int, lines: Sequence[int] = ()) -> None:
         self.due = NEVER
         """The step before which something is to happen next."""
         self._rng = rng
         self._length = length
-        self._evict_every = rng.choice(EVERY)
-        self._fill_every = rng.choice(EVERY)
+        self._lines = lines
+        """Lines that some run has touched: they may be filled before this one touches them."""
+        self._evict_every = rng.choice(EVICT_EVERY)
+        self._fill_every = rng.choice(FILL_EVERY)
         self._log_delay = log(rng.choice(DELAYS))
         self._next_evict = self._gap(self._evict_every)
         self._next_fill = self._gap(self._fill_every)
+        self._patience = rng.choice(PATIENCE)
         self._timers: list[tuple[int, int, Choice]] = []
         self._count = 0
 
@@ -109,6 +119,14 @@ class Adversary:
             rule = run.membership.rule
             if alive == [choice[1]] or rule is None or run.membership.deaths >= rule.at_most:
                 return
+            dirty = list(run.nodes[choice[1]].cache.dirty)
+            if not dirty and self._patience:
+                self._patience -= 1
+                self._at(run.step + 1, choice)
+                return
+            for line in dirty:
+                if self._rng.random() < 0.5:
+                    run.apply(("evict", choice[1], line))
         if choice[0] == "suspect" and run.nodes[choice[1]].alive:
             rule = run.membership.rule
             if rule is None or not rule.suspect_live or run.membership.deaths >= rule.at_most:
@@ -131,18 +149,21 @@ class Adversary:
         return int(exp(self._rng.random() * log_longest))
 
     def _some_line(self, run: Run, *, evict: bool) -> tuple[int, int] | None:
-        """Choose a node, and a line that it caches, or that some node caches or wrote."""
+        """Choose a node, and a line that it caches, or one that somebody uses or will use."""
         rng = self._rng
         nodes = list(run.nodes.values())
         node = nodes[int(rng.random() * len(nodes))]
         if not node.alive:
             return None
+        lines: Sequence[int]
         if evict:
             lines = list(node.cache.lines)
-        elif rng.random() < 0.5:
+        elif (source := rng.random()) < 0.4:
             lines = list(run.device.lines)
-        else:
+        elif source < 0.7:
             lines = list(nodes[int(rng.random() * len(nodes))].cache.lines)
+        else:
+            lines = self._lines
         if not lines:
             return None
         return node.number, lines[int(rng.random() * len(lines))]

@@ -21,7 +21,7 @@ from cxlbench.emu.flush_instructions import (
     poke,
     store_release,
 )
-from cxlbench.emu.pod_device_lines import book, read_line, write_line
+from cxlbench.emu.pod_device_lines import book, charge, read_line, write_line
 from cxlbench.emu.pod_kernel import (
     COUNT_DISTURBED,
     COUNT_EVICTIONS,
@@ -129,6 +129,7 @@ def fill(mem: EmulatedFields, at: int, line: int) -> int:
         give_up(mem, at, way)
         count(mem, COUNT_EVICTIONS)
     view_line(mem, at, line, data_at(mem, at, way))
+    charge(mem, book(mem, 1), peek(mem.control + SETTINGS_AT + FILL_NS_AT))
     poke(tag_at(at, way), (line + 1) << 1)
     count(mem, COUNT_FILLS)
     return way
@@ -148,7 +149,6 @@ def view_line(mem: EmulatedFields, at: int, line: int, target: int) -> None:
             if peek(entry + POSTED_STATE_AT) and peek(entry + POSTED_LINE_AT) == line:
                 copy_masked(entry + POSTED_DATA_AT, target, peek(entry + POSTED_MASK_AT))
         unlock_queue(mem)
-    book(mem, peek(mem.control + SETTINGS_AT + FILL_NS_AT))
 
 
 @kernel

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cxlbench.emu.causality import History, StaleLoad
 from cxlbench.emu.pod_failure import Failure, Kind
 from cxlbench.emu.pod_model import Line, Store
-from cxlbench.emu.race_checks import Sections, WriteRaces, regress
+from cxlbench.emu.race_checks import Sections, WriteRaces, carrier, regress
 
 if TYPE_CHECKING:
     from cxlbench.emu.pod_run import Run
@@ -66,13 +66,21 @@ class Checks:
             self.fail(Kind.LINE_RACE, task, told, word=word, earlier=other, later=stored)
             self._run.halt_if_failed()
 
-    def landed(self, node: int, line: int, old: Line, new: Line) -> None:
+    def landed(self, node: int, line: int, old: Line, new: Line, stores: Sequence[Store]) -> None:
         """Look whether what landed put something back; the origin of ``new`` was not ``old``."""
         index = regress(old, new)
         if index is not None:
             told = f"what node {node} wrote back replaced a newer word in the device"
-            word, earlier, later = line * 8 + index, new[index], old[index]
-            self.fail(Kind.REGRESS, None, told, word=word, earlier=earlier, later=later)
+            later = old[index]
+            self.fail(
+                Kind.REGRESS,
+                None,
+                told,
+                word=line * 8 + index,
+                earlier=new[index],
+                later=later,
+                carrier=carrier(stores, later),
+            )
 
     def entered(self, task: TaskMemory, lock: int) -> None:
         """Enter critical section ``lock``; fail if somebody is inside or waits too long."""

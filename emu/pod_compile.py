@@ -43,6 +43,7 @@ KERNEL_MODULES = (
     "pod_mapped_kernels",
     "pod_native",
     "pod_ops",
+    "pod_overloads",
     "pod_perform",
     "pod_posted",
 )

@@ -34,6 +34,7 @@ from cxlbench.emu.pod_kernel import (
 )
 from cxlbench.emu.pod_layout import (
     BANDWIDTH_AT,
+    BOOKED_UNTIL_AT,
     CHARGED_UNTIL_AT,
     JOURNAL_AT,
     JOURNAL_DATA_AT,
@@ -51,6 +52,8 @@ from cxlbench.emu.pod_layout import (
 
 YIELDS_BEFORE_DOUBT = 64
 """How long a waiter for a line of ``D`` trusts that the holder is alive."""
+YIELD_ABOVE_NS = 20_000
+"""What is longer than this is worth letting others run: a yield takes some microseconds."""
 
 
 @kernel
@@ -119,7 +122,7 @@ def read_line(mem: EmulatedFields, line: int, target: int) -> None:
 
 
 @kernel
-def write_line(mem: EmulatedFields, line: int, mask: int, source: int) -> None:
+def put_line(mem: EmulatedFields, line: int, mask: int, source: int) -> None:
     """Write the words that ``mask`` names, from ``source`` (a line's image), to a line of ``D``."""
     keep_apart()
     journal = _entry(mem, mem.token) + JOURNAL_AT
@@ -130,39 +133,61 @@ def write_line(mem: EmulatedFields, line: int, mask: int, source: int) -> None:
     copy_masked(journal + JOURNAL_DATA_AT, mem.region + 64 * line, mask)
     store_release(lock, 0)
     count(mem, COUNT_WRITE_BACKS)
-    book(mem, 0)
 
 
 @kernel
-def book(mem: EmulatedFields, latency_ns: int) -> None:
-    """Book one line on the pipe of the device; note until when this operation has to wait."""
+def write_line(mem: EmulatedFields, line: int, mask: int, source: int) -> None:
+    """Do as ``put_line``, and book the line on the device's pipe."""
+    put_line(mem, line, mask, source)
+    poke(mem.slot + BOOKED_UNTIL_AT, book(mem, 1))
+
+
+@kernel
+def book(mem: EmulatedFields, lines: int) -> int:
+    """Book lines on the pipe of the device; return when they have passed, ns, or 0 if at once."""
     keep_apart()
-    settings = mem.control + SETTINGS_AT
-    line_ps = peek(settings + LINE_PS_AT)
-    if line_ps == 0 and latency_ns == 0:
-        return
+    line_ps = peek(mem.control + SETTINGS_AT + LINE_PS_AT)
+    if line_ps == 0 or lines == 0:
+        return 0
     now_ps = monotonic_ns() * 1000
-    end = now_ps
-    if line_ps:
-        pipe = mem.control + BANDWIDTH_AT
-        free = peek(pipe)
-        while True:
-            end = max(now_ps, free) + line_ps
-            seen = compare_and_swap(pipe, free, end)
-            if seen == free:
-                break
-            free = seen
-    until = end // 1000 + latency_ns
-    if latency_ns and until > peek(mem.slot + CHARGED_UNTIL_AT):
+    pipe = mem.control + BANDWIDTH_AT
+    free = peek(pipe)
+    while True:
+        end = max(now_ps, free) + lines * line_ps
+        seen = compare_and_swap(pipe, free, end)
+        if seen == free:
+            return int(end // 1000)
+        free = seen
+
+
+@kernel
+def charge(mem: EmulatedFields, since_ns: int, latency_ns: int) -> None:
+    """Let the operation under way take until ``latency_ns`` after ``since_ns``, or after now."""
+    if since_ns == 0 and latency_ns == 0:
+        return
+    until = max(since_ns, monotonic_ns()) + latency_ns
+    if until > peek(mem.slot + CHARGED_UNTIL_AT):
         poke(mem.slot + CHARGED_UNTIL_AT, until)
 
 
 @kernel
 def wait_charged(mem: EmulatedFields) -> None:
     """Wait, without any lock, until what this operation was charged has passed."""
-    keep_apart()
     until = peek(mem.slot + CHARGED_UNTIL_AT)
     if until:
         poke(mem.slot + CHARGED_UNTIL_AT, 0)
-        while monotonic_ns() < until:
+        wait_until(until)
+
+
+@kernel
+def wait_until(until_ns: int) -> None:
+    """Return at a time of the host's clock; long before it, others may run."""
+    keep_apart()
+    while True:
+        left = until_ns - monotonic_ns()
+        if left <= 0:
+            return
+        if left > YIELD_ABOVE_NS:
+            sched_yield()
+        else:
             cpu_pause()

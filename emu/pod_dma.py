@@ -9,6 +9,10 @@ Nothing runs in the background of a live process: lines move when the DMA is sta
 completion is asked for, and at the latest when it is waited for, in an order and at a pace drawn
 from the process's generator. A process that is killed leaves a DMA cut between two lines.
 
+Where the device charges (DeviceCosts), all lines of a DMA are booked on the device's pipe when it
+is started, and it is complete when the last has passed and the device's latency after it; what its
+process does meanwhile does not delay it.
+
 A handle is spent once its completion was seen; using it again is refused. The array is kept alive
 until then. Left out: several engines, and DMA between two regions.
 """
@@ -23,7 +27,6 @@ from numba.core import cgutils as _untyped_cgutils
 from numba.core.errors import TypingError
 
 from cxlbench.emu.flush_instructions import (
-    cpu_pause,
     intrinsic,
     keep_apart,
     monotonic_ns,
@@ -38,9 +41,9 @@ from cxlbench.emu.pod_cache_kernels import (
     unlock_set,
     view_line,
 )
-from cxlbench.emu.pod_device_lines import write_line
+from cxlbench.emu.pod_device_lines import book, put_line, wait_until
 from cxlbench.emu.pod_kernel import WHOLE, EmulatedFields, copy_masked, draw, kernel
-from cxlbench.emu.pod_layout import BANDWIDTH_AT, CHARGED_UNTIL_AT, SCRATCH_AT
+from cxlbench.emu.pod_layout import FILL_NS_AT, SCRATCH_AT, SETTINGS_AT
 from cxlbench.emu.pod_local import check_run
 
 cgutils: Any = _untyped_cgutils
@@ -71,12 +74,24 @@ class PodDmaError(RuntimeError):
     """A DMA that cannot be started, or a handle that is not that of one in flight."""
 
 
-def check_words_type(words: Any, *, written: bool) -> None:
+def readable_words(words: Any) -> None:
     """Refuse, when a program is compiled, what is not a one-dimensional array of int64."""
+    if not _is_words(words):
+        raise TypingError(f"a DMA moves words of a contiguous {_ARRAY}, not {words}")
+
+
+def writable_words(words: Any) -> None:
+    """Refuse the same, and arrays that may not be written."""
+    if not (_is_words(words) and words.mutable):
+        raise TypingError(f"a DMA moves words of a writable, contiguous {_ARRAY}, not {words}")
+
+
+_ARRAY = "one-dimensional int64 array"
+
+
+def _is_words(words: Any) -> bool:
     right = isinstance(words, types.Array) and words.dtype == types.int64
-    if not (right and words.ndim == 1 and words.layout == "C" and (words.mutable or not written)):
-        need = "a writable, contiguous" if written else "a contiguous"
-        raise TypingError(f"a DMA moves words of {need} one-dimensional int64 array, not {words}")
+    return bool(right and words.ndim == 1 and words.layout == "C")
 
 
 @intrinsic
@@ -144,12 +159,35 @@ def start(mem: EmulatedFields, kind: int, off: int, words: Any) -> int:
     poke(at + _MOVED, 0)
     poke(at + _START, draw(mem, 1 << 30))
     poke(at + _HELD, _hold(words))
-    poke(at + _READY_NS, 0)
+    poke(at + _READY_NS, _ready_ns(mem, pieces))
     handle = generation * DMA_SLOTS + index
     poke(at + _HANDLE, handle)
     if draw(mem, 2):
         _move(mem, at, draw(mem, pieces + 1))
     return int(handle)
+
+
+@kernel
+def start_write(mem: EmulatedFields, off: int, words: Any) -> int:
+    """Start a DMA to the region."""
+    return start(mem, WRITE, off, words)
+
+
+@kernel
+def start_read(mem: EmulatedFields, off: int, words: Any) -> int:
+    """Start a DMA from the region."""
+    return start(mem, READ, off, words)
+
+
+@kernel
+def _ready_ns(mem: EmulatedFields, lines: int) -> int:
+    """Book all lines of a DMA; return when the last has passed, or 0 if that takes no time."""
+    keep_apart()
+    booked = book(mem, lines)
+    latency = peek(mem.control + SETTINGS_AT + FILL_NS_AT)
+    if booked == 0 and latency == 0:
+        return 0
+    return int(max(booked, monotonic_ns()) + latency)
 
 
 @kernel
@@ -180,7 +218,7 @@ def _move_piece(mem: EmulatedFields, at: int, piece: int) -> None:
     in_set = lock_set(mem, line)
     if peek(at + _KIND) == WRITE:
         flush_line(mem, in_set, line)
-        write_line(mem, line, mask, image)
+        put_line(mem, line, mask, image)
     else:
         way = find(mem, in_set, line)
         if way >= 0:
@@ -198,12 +236,7 @@ def _finish(mem: EmulatedFields, at: int) -> bool:
     """Say whether a DMA whose lines have all moved is complete, and forget it if so."""
     keep_apart()
     ready_ns = peek(at + _READY_NS)
-    if ready_ns == 0:
-        ready_ns = max(peek(mem.control + BANDWIDTH_AT) // 1000, 1)
-        ready_ns = max(ready_ns, peek(mem.slot + CHARGED_UNTIL_AT))
-        poke(mem.slot + CHARGED_UNTIL_AT, 0)
-        poke(at + _READY_NS, ready_ns)
-    if ready_ns > 1 and monotonic_ns() < ready_ns:
+    if ready_ns and monotonic_ns() < ready_ns:
         return False
     _let_go(peek(at + _HELD))
     poke(at + _HANDLE, 0)
@@ -226,5 +259,5 @@ def wait(mem: EmulatedFields, handle: int) -> None:
     """Return once the DMA is complete."""
     at = _slot_of(mem, handle)
     _move(mem, at, peek(at + _PIECES))
-    while not _finish(mem, at):
-        cpu_pause()
+    wait_until(peek(at + _READY_NS))
+    _finish(mem, at)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.extending import overload
-
 from cxlbench.emu import pod_dma, pod_ops
-from cxlbench.emu.flush_instructions import full_fence, keep_apart, monotonic_ns, peek, poke
+from cxlbench.emu.flush_instructions import full_fence, keep_apart, peek, poke
 from cxlbench.emu.pod_cache_kernels import (
     data_at,
     fill,
@@ -30,10 +28,10 @@ from cxlbench.emu.pod_cache_kernels import (
     tick,
     unlock_set,
 )
-from cxlbench.emu.pod_device_lines import wait_charged
+from cxlbench.emu.pod_device_lines import charge, wait_charged
 from cxlbench.emu.pod_kernel import WHOLE, EmulatedFields, kernel
 from cxlbench.emu.pod_layout import (
-    CHARGED_UNTIL_AT,
+    BOOKED_UNTIL_AT,
     FENCE_ARRIVES_AT,
     FLUSH_NS_AT,
     LAST_LINE_AT,
@@ -42,6 +40,7 @@ from cxlbench.emu.pod_layout import (
     SETTINGS_AT,
 )
 from cxlbench.emu.pod_local import check_byte, check_word, handle_class, wait_a_little
+from cxlbench.emu.pod_overloads import implement
 from cxlbench.emu.pod_perform import PerformedOperations
 from cxlbench.emu.pod_posted import land_due, post
 
@@ -116,13 +115,12 @@ def emulated_clflush(mem: EmulatedFields, off: int) -> None:
     keep_apart()
     check_byte(mem, off)
     tick(mem)
+    poke(mem.slot + BOOKED_UNTIL_AT, 0)
     at = lock_set(mem, off >> 6)
     flush_line(mem, at, off >> 6)
     unlock_set(at)
-    flush_ns = peek(mem.control + SETTINGS_AT + FLUSH_NS_AT)
-    if flush_ns:
-        poke(mem.slot + CHARGED_UNTIL_AT, monotonic_ns() + flush_ns)
-        wait_charged(mem)
+    charge(mem, peek(mem.slot + BOOKED_UNTIL_AT), peek(mem.control + SETTINGS_AT + FLUSH_NS_AT))
+    wait_charged(mem)
 
 
 @kernel
@@ -176,11 +174,14 @@ def emulated_fence(mem: EmulatedFields) -> None:
     tick(mem)
     full_fence()
     if peek(mem.control + SETTINGS_AT + FENCE_ARRIVES_AT):
+        poke(mem.slot + BOOKED_UNTIL_AT, 0)
         land_due(mem, NEVER)
+        charge(mem, peek(mem.slot + BOOKED_UNTIL_AT), 0)
+        wait_charged(mem)
 
 
 @kernel
-def emulated_pause(mem: EmulatedFields) -> None:
+def emulated_pause(mem: EmulatedFields, off: int, n_bytes: int) -> None:
     """Look about, spin, and let somebody else run."""
     keep_apart()
     tick(mem)
@@ -188,70 +189,19 @@ def emulated_pause(mem: EmulatedFields) -> None:
     wait_a_little()
 
 
-@overload(pod_ops.load, strict=False)
-def _load(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: emulated_load(mem, off)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.store, strict=False)
-def _store(mem: Any, off: Any, value: Any) -> Any:
-    return (lambda mem, off, value: emulated_store(mem, off, value)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.clflush, strict=False)
-def _clflush(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: emulated_clflush(mem, off)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.clflushopt, strict=False)
-def _clflushopt(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: emulated_clflushopt(mem, off)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.clwb, strict=False)
-def _clwb(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: emulated_clwb(mem, off)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.ntstore, strict=False)
-def _ntstore(mem: Any, off: Any, value: Any) -> Any:
-    if not _is_emulated(mem):
-        return None
-    return lambda mem, off, value: emulated_ntstore(mem, off, value)
-
-
-@overload(pod_ops.sfence, strict=False)
-@overload(pod_ops.mfence, strict=False)
-def _fence(mem: Any) -> Any:
-    return (lambda mem: emulated_fence(mem)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.pause, strict=False)
-def _pause(mem: Any, off: Any, n_bytes: Any) -> Any:
-    return (lambda mem, off, n_bytes: emulated_pause(mem)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.dma_write, strict=False)
-def _dma_write(mem: Any, off: Any, words: Any) -> Any:
-    if not _is_emulated(mem):
-        return None
-    pod_dma.check_words_type(words, written=False)
-    return lambda mem, off, words: pod_dma.start(mem, pod_dma.WRITE, off, words)
-
-
-@overload(pod_ops.dma_read, strict=False)
-def _dma_read(mem: Any, off: Any, words: Any) -> Any:
-    if not _is_emulated(mem):
-        return None
-    pod_dma.check_words_type(words, written=True)
-    return lambda mem, off, words: pod_dma.start(mem, pod_dma.READ, off, words)
-
-
-@overload(pod_ops.dma_wait, strict=False)
-def _dma_wait(mem: Any, handle: Any) -> Any:
-    return (lambda mem, handle: pod_dma.wait(mem, handle)) if _is_emulated(mem) else None
-
-
-@overload(pod_ops.dma_done, strict=False)
-def _dma_done(mem: Any, handle: Any) -> Any:
-    return (lambda mem, handle: pod_dma.is_done(mem, handle)) if _is_emulated(mem) else None
+for _operation, _function in (
+    (pod_ops.load, emulated_load),
+    (pod_ops.store, emulated_store),
+    (pod_ops.clflush, emulated_clflush),
+    (pod_ops.clflushopt, emulated_clflushopt),
+    (pod_ops.clwb, emulated_clwb),
+    (pod_ops.ntstore, emulated_ntstore),
+    (pod_ops.sfence, emulated_fence),
+    (pod_ops.mfence, emulated_fence),
+    (pod_ops.pause, emulated_pause),
+    (pod_ops.dma_wait, pod_dma.wait),
+    (pod_ops.dma_done, pod_dma.is_done),
+):
+    implement(_operation, _is_emulated, _function)
+implement(pod_ops.dma_write, _is_emulated, pod_dma.start_write, check=pod_dma.readable_words)
+implement(pod_ops.dma_read, _is_emulated, pod_dma.start_read, check=pod_dma.writable_words)

@@ -107,6 +107,15 @@ class Exploration:
 
 
 @dataclass(frozen=True, slots=True)
+class Pilot:
+    """What the run before the first one showed of a scenario, for those who draw schedules."""
+
+    steps: int = PILOT_STEPS
+    lines: tuple[int, ...] = ()
+    """Lines that were touched."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Target:
     """A scenario, and how its runs are made."""
 
@@ -138,6 +147,11 @@ class _Target:
         if run.failure is None:
             pod.ended()
         return run
+
+    def pilot(self, schedule: Schedule) -> Pilot:
+        run = self.run(schedule)
+        lines = set(run.device.lines).union(*[node.cache.lines for node in run.nodes.values()])
+        return Pilot(max(1, run.step), tuple(sorted(lines)))
 
     def recorded(self, schedule: Schedule) -> tuple[Trace, Report | None]:
         trace = Trace()
@@ -179,20 +193,20 @@ def explore(
     search = DepthFirstSearch(bound=bound, disturb=disturb)
     steps = 0
     with _collecting_seldom() as ran:
-        length = PILOT_STEPS
+        pilot = Pilot()
         if scheduler != "dfs":
-            length = max(1, aim.run(_made("random", seed, -1, length)).step)
+            pilot = aim.pilot(_made("random", seed, -1, pilot))
         for index in range(first, first + schedules):
             schedule: Schedule
             if scheduler == "dfs":
                 schedule = DfsSchedule(search)
             else:
-                schedule = _made(scheduler, seed, index, length)
+                schedule = _made(scheduler, seed, index, pilot)
             run = aim.run(schedule)
             steps += run.step
             if run.failure is not None:
                 again = DfsSchedule(search) if scheduler == "dfs" else None
-                trace, report = aim.recorded(again or _made(scheduler, seed, index, length))
+                trace, report = aim.recorded(again or _made(scheduler, seed, index, pilot))
                 if report is None or report.kind is not run.failure.kind:
                     raise _not_reproduced(f"schedule {index} of seed {seed}", run.failure.kind)
                 if shrinking:
@@ -228,9 +242,10 @@ def lint_flushes(
     """Find the flushes of ``target`` that have no effect in any of ``schedules`` schedules."""
     aim = _target(target, max_steps, ())
     lint = FlushLint()
+    pilot = aim.pilot(_made("random", seed, -1, Pilot()))
     for index in range(schedules):
         lint.new_run()
-        schedule = _made("mixed", seed, index, PILOT_STEPS)
+        schedule = _made("mixed", seed, index, pilot)
         aim.run(schedule, memory_type=LintedMemory, lint=lint)
     return lint
 
@@ -244,11 +259,11 @@ def _target(target: str | Scenario, max_steps: int, ignore: Sequence[Kind]) -> _
     return _Target(scenario, name, max_steps, frozenset(ignore))
 
 
-def _made(scheduler: str, seed: int, index: int, length: int) -> Schedule:
+def _made(scheduler: str, seed: int, index: int, pilot: Pilot) -> Schedule:
     mixed = (seed << 32) + index + 1
     if scheduler == "pct" or (scheduler == "mixed" and index % 2):
-        return PctSchedule(mixed, length=length)
-    return RandomSchedule(mixed, length=length)
+        return PctSchedule(mixed, length=pilot.steps, lines=pilot.lines)
+    return RandomSchedule(mixed, length=pilot.steps, lines=pilot.lines)
 
 
 def _shrunk(aim: _Target, trace: Trace, report: Report) -> tuple[Trace, Report]:

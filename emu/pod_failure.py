@@ -40,6 +40,8 @@ class Failure:
     word: int = -1
     earlier: Store | None = None
     later: Store | None = None
+    carrier: Store | None = None
+    """Of a regress: the store whose line went out."""
     cause: Cause | None = None
     traceback: str = ""
 

@@ -102,7 +102,10 @@ REPORTED_AT: Final = 24
 """Word: operations that are in the node's clock."""
 LOOKED_AT: Final = 32
 """Word: the operation at which the process last looked."""
+BOOKED_UNTIL_AT: Final = 40
+"""Word: until when (ns) the line that this process wrote last occupies the device's pipe."""
 CHARGED_UNTIL_AT: Final = 48
+"""Word: until when (ns) the operation under way takes, as far as is known."""
 LAST_LINE_AT: Final = 56
 COUNTERS_AT: Final = 64
 SCRATCH_AT: Final = 192
@@ -208,8 +211,9 @@ class Disturbance:
 class DeviceCosts:
     """What the shared device charges in wall time. All zero: it costs what the emulator costs.
 
-    ``fill_ns`` for a line that is not in the cache, ``flush_ns`` for a ``clflush``, and ``line_ps``
-    of the one pipe that all nodes share, for every line that moves (64 B at 10.1 GB/s: 6337 ps).
+    ``fill_ns`` for a line that is not in the cache and for a DMA beside its lines, ``flush_ns`` for
+    a ``clflush``, and ``line_ps`` of the one pipe that all nodes share, for every line that moves
+    (64 B at 10.1 GB/s: 6337 ps). What is posted occupies the pipe and is waited for by nobody.
     """
 
     fill_ns: int = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import overload, register_jitable
+from numba.extending import register_jitable
 
 from cxlbench.emu import pod_ops
 from cxlbench.emu.flush_instructions import (
@@ -29,6 +29,7 @@ from cxlbench.emu.flush_instructions import (
     sched_yield,
     store_release,
 )
+from cxlbench.emu.pod_overloads import implement
 
 SPINS = 8
 """Processor pauses before a waiter yields: about a quarter of a microsecond."""
@@ -108,55 +109,54 @@ def _local_word_address(mem: Any, i: int) -> int:
     return mem.words + 8 * i  # type: ignore[no-any-return]
 
 
-@overload(pod_ops.local_lock, strict=False)
-def _local_lock(mem: Any, i: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i: take_lock(_local_lock_address(mem, i), mem.token)
+@register_jitable
+def _local_lock(mem: Any, i: int) -> None:
+    take_lock(_local_lock_address(mem, i), mem.token)
 
 
-@overload(pod_ops.local_unlock, strict=False)
-def _local_unlock(mem: Any, i: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i: store_release(_local_lock_address(mem, i), 0)
+@register_jitable
+def _local_unlock(mem: Any, i: int) -> None:
+    store_release(_local_lock_address(mem, i), 0)
 
 
-@overload(pod_ops.local_load, strict=False)
-def _local_load(mem: Any, i: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i: load_acquire(_local_word_address(mem, i))
+@register_jitable
+def _local_load(mem: Any, i: int) -> int:
+    return load_acquire(_local_word_address(mem, i))  # type: ignore[no-any-return]
 
 
-@overload(pod_ops.local_store, strict=False)
-def _local_store(mem: Any, i: Any, value: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i, value: store_release(_local_word_address(mem, i), value)
+@register_jitable
+def _local_store(mem: Any, i: int, value: int) -> None:
+    store_release(_local_word_address(mem, i), value)
 
 
-@overload(pod_ops.local_cas, strict=False)
-def _local_cas(mem: Any, i: Any, expected: Any, new: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i, expected, new: compare_and_swap(
-        _local_word_address(mem, i), expected, new
-    )
+@register_jitable
+def _local_cas(mem: Any, i: int, expected: int, new: int) -> int:
+    return compare_and_swap(_local_word_address(mem, i), expected, new)  # type: ignore[no-any-return]
 
 
-@overload(pod_ops.local_add, strict=False)
-def _local_add(mem: Any, i: Any, delta: Any) -> Any:
-    if not is_live(mem):
-        return None
-    return lambda mem, i, delta: fetch_add(_local_word_address(mem, i), delta)
+@register_jitable
+def _local_add(mem: Any, i: int, delta: int) -> int:
+    return fetch_add(_local_word_address(mem, i), delta)  # type: ignore[no-any-return]
 
 
-@overload(pod_ops.now, strict=False)
-def _now(mem: Any) -> Any:
-    return (lambda mem: monotonic_ns()) if is_live(mem) else None
+@register_jitable
+def _now(mem: Any) -> int:
+    return monotonic_ns()  # type: ignore[no-any-return]
 
 
-@overload(pod_ops.node_id, strict=False)
-def _node_id(mem: Any) -> Any:
-    return (lambda mem: mem.node) if is_live(mem) else None
+@register_jitable
+def _node_id(mem: Any) -> int:
+    return mem.node  # type: ignore[no-any-return]
+
+
+for _operation, _function in (
+    (pod_ops.local_lock, _local_lock),
+    (pod_ops.local_unlock, _local_unlock),
+    (pod_ops.local_load, _local_load),
+    (pod_ops.local_store, _local_store),
+    (pod_ops.local_cas, _local_cas),
+    (pod_ops.local_add, _local_add),
+    (pod_ops.now, _now),
+    (pod_ops.node_id, _node_id),
+):
+    implement(_operation, is_live, _function)

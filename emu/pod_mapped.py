@@ -12,8 +12,9 @@ come in at any time, and the worst one for a program that forgets to invalidate.
 ``clflush`` over a range: dirty lines go to ``D`` whole, with whatever stale neighbours they hold;
 then every line is what ``D`` holds. ``write_back`` and ``refresh`` are its halves.
 
-``PodMmap`` looks like ``mmap.mmap``; ``FlushFence`` is the usual pair "flush before read, flush
-after write". Places are offsets, addresses in any mapping of the view, or buffers on it.
+``handle`` runs the pod's own programs on the view. ``PodMmap`` looks like ``mmap.mmap``;
+``FlushFence`` is the usual pair "flush before read, flush after write". Places are offsets,
+addresses in any mapping of the view, or buffers on it.
 
 What is seen as a store is a word that changed: storing the value that was there is no store. Left
 out: naming source lines, posted flushes, atomics between nodes (there are none on such memory).
@@ -35,6 +36,7 @@ from cxlbench.emu.pod_emulated import EmulatedMemory
 from cxlbench.emu.pod_layout import LINE_BYTES, PodLayoutError
 from cxlbench.emu.pod_local import PodAddressError
 from cxlbench.emu.pod_mapped_kernels import disturb, synchronize
+from cxlbench.emu.pod_mapped_memory import MappedMemory
 from cxlbench.emu.pod_mappings import Mapping, PodClosedError, PodPaths
 
 if TYPE_CHECKING:
@@ -73,6 +75,10 @@ class MappedNode:
     def map(self) -> PodMmap:
         """Map the view once more: an ``mmap.mmap`` whose ``flush`` is this node's."""
         return PodMmap.of_node(self)
+
+    def handle(self) -> MappedMemory:
+        """Return ``mem`` for the pod's own programs on this node."""
+        return MappedMemory(self, self._memory)
 
     def flush(self, place: Place = 0, n_bytes: int | None = None) -> int:
         """Write back and refresh the lines of a range; return how many were dirty.
@@ -126,6 +132,8 @@ class MappedNode:
             raise PodAddressError(
                 f"{n_bytes} B from offset {offset} on are not all in the region of {self.nbytes} B"
             )
+        if n_bytes == 0:
+            return 0
         first, last = offset // LINE_BYTES, -(-(offset + n_bytes) // LINE_BYTES)
         view, twin = self._view.address, self._twin.address
         return int(synchronize(self._memory, view, twin, first, last, writing, reading))
@@ -156,7 +164,11 @@ def _address(buffer: Any) -> int:
 
 
 class PodMmap(mmap.mmap):
-    """An ``mmap.mmap`` of a node's view whose ``flush`` is the node's: of lines, both ways."""
+    """An ``mmap.mmap`` of a node's view whose ``flush`` is the node's: of lines, both ways.
+
+    All else is that of ``mmap.mmap``, but for ``resize``, which is refused: the view is as long as
+    the shared memory.
+    """
 
     _node: MappedNode
 
@@ -171,9 +183,28 @@ class PodMmap(mmap.mmap):
         mapped._node = node
         return mapped
 
+    def __iter__(self) -> Iterator[bytes]:  # type: ignore[override]
+        """Yield one byte after another as ``bytes``, as ``mmap.mmap`` does."""
+        return (self[at : at + 1] for at in range(len(self)))
+
     def flush(self, offset: int = 0, size: int | None = None, *_: object) -> None:
-        """Write back and refresh the lines of the range (all, if none is given)."""
-        self._node.flush(offset, len(self) - offset if size is None else size)
+        """Write back and refresh the lines of the range (all, if none is given).
+
+        As with ``mmap.mmap``, a range that is not all inside is a ``ValueError``, and so is a map
+        that was closed; unlike there, an offset may be any byte's.
+        """
+        whole = len(self)  # raises ValueError when closed
+        if size is None:
+            size = whole - offset
+        if offset < 0 or size < 0 or offset + size > whole:
+            raise ValueError(f"flush of {size} B at {offset}: the map has {whole} B")
+        self._node.flush(offset, size)
+
+    def resize(self, newsize: int) -> None:
+        """Refuse: the pod's nodes map the same length of the same memory."""
+        raise TypeError(
+            f"a pod's memory cannot be resized (to {newsize} B): make a pod with a larger region"
+        )
 
 
 class FlushFence:

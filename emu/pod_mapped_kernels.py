@@ -16,7 +16,13 @@ from __future__ import annotations
 
 from cxlbench.emu.flush_instructions import compare_and_swap, peek, poke, store_release
 from cxlbench.emu.pod_compile import compiled_once
-from cxlbench.emu.pod_device_lines import book, read_line, wait_charged, write_line
+from cxlbench.emu.pod_device_lines import (
+    book,
+    charge,
+    read_line,
+    wait_charged,
+    write_line,
+)
 from cxlbench.emu.pod_kernel import (
     COUNT_DISTURBED,
     COUNT_FILLS,
@@ -26,7 +32,13 @@ from cxlbench.emu.pod_kernel import (
     draw,
     kernel,
 )
-from cxlbench.emu.pod_layout import FILL_NS_AT, FLUSH_NS_AT, SCRATCH_AT, SETTINGS_AT
+from cxlbench.emu.pod_layout import (
+    BOOKED_UNTIL_AT,
+    FILL_NS_AT,
+    FLUSH_NS_AT,
+    SCRATCH_AT,
+    SETTINGS_AT,
+)
 from cxlbench.emu.pod_posted import lock_queue, unlock_queue
 
 
@@ -64,15 +76,19 @@ def synchronize_lines(
 ) -> int:
     """Write back (``writing``) and refresh (``reading``) lines; return how many were dirty."""
     dirty = 0
+    settings = mem.control + SETTINGS_AT
+    latency = peek(settings + FLUSH_NS_AT) if writing else 0
+    latency += peek(settings + FILL_NS_AT) if reading else 0
     for line in range(first, last):
+        poke(mem.slot + BOOKED_UNTIL_AT, 0)
         lock_queue(mem)
         if writing and write_back(mem, view, twin, line):
             dirty += 1
         if reading:
             refresh(mem, view, twin, line)
+            poke(mem.slot + BOOKED_UNTIL_AT, book(mem, 1))
         unlock_queue(mem)
-        settings = mem.control + SETTINGS_AT
-        book(mem, max(peek(settings + FLUSH_NS_AT), peek(settings + FILL_NS_AT) if reading else 0))
+        charge(mem, peek(mem.slot + BOOKED_UNTIL_AT), latency)
         wait_charged(mem)
     return dirty
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from cxlbench.emu.flush_instructions import SUPPORT
+from cxlbench.emu.numa import bind_memory
 from cxlbench.emu.pod_layout import (
     HEADER_WORDS,
     NEVER,
@@ -40,7 +41,11 @@ from cxlbench.emu.pod_layout import (
     PodLayoutError,
     PodShape,
 )
+from cxlbench.emu.status import HostLimitError
 
+MOUNTS = Path("/proc/self/mountinfo")
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+"""File systems whose files are memory that follows a NUMA binding."""
 HOST = -1
 """The process number of the host in every node: whoever made the pod."""
 
@@ -150,10 +155,19 @@ class PodFiles:
 
     ``folder``: where; anonymous if none is given. ``region``: the memory to use instead of a new
     file: a file of at least ``region_bytes`` (made if it is not there) or a DAX device.
+    ``numa_node``: where the region's memory lies, which is anonymous or a file in memory then.
+
+    Raises:
+        HostLimitError: the region cannot be bound to that node.
     """
 
     def __init__(
-        self, shape: PodShape, *, folder: Path | None = None, region: Path | None = None
+        self,
+        shape: PodShape,
+        *,
+        folder: Path | None = None,
+        region: Path | None = None,
+        numa_node: int | None = None,
     ) -> None:
         self._descriptors: list[int] = []
         self._made: list[Path] = []
@@ -162,6 +176,8 @@ class PodFiles:
             SUPPORT.require("clflush")
         try:
             self.paths = self._make(shape, folder, region)
+            if numa_node is not None:
+                bind_region(self.paths.region, shape.region_bytes, numa_node)
             self._initialize(shape)
         except BaseException:
             self.close()
@@ -258,6 +274,40 @@ class PodFiles:
             path.unlink(missing_ok=True)
         for descriptor in self._descriptors:
             os.close(descriptor)
+
+
+def bind_region(path: str, nbytes: int, numa_node: int) -> None:
+    """Let a region's memory lie on a NUMA node; all processes that map it find it there.
+
+    Raises:
+        HostLimitError: it is a device, or a file on a disk, or the host cannot bind.
+    """
+    if stat.S_ISCHR(Path(path).stat().st_mode):
+        raise HostLimitError(f"{path} lies where it lies: bind no region that is a device")
+    if not _is_in_memory(path):
+        raise HostLimitError(
+            f"{path} is a file on a disk, whose pages no NUMA binding moves: use anonymous memory "
+            "or a file in /dev/shm"
+        )
+    region = Mapping(path, nbytes)
+    try:
+        bind_memory(region.array, numa_node)
+    finally:
+        region.close()
+
+
+def _is_in_memory(path: str) -> bool:
+    """Whether a file is anonymous memory or in a file system that lies in memory."""
+    if path.startswith("/proc/"):  # a memfd of this process
+        return True
+    device = Path(path).stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in MOUNTS.read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == number:
+                return after.split()[0] in IN_MEMORY
+    return False
 
 
 def copy_region(paths: PodPaths, path: str, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba.extending import overload, register_jitable
+from numba.extending import register_jitable
 
 from cxlbench.emu import pod_ops
 from cxlbench.emu.flush_instructions import (
@@ -29,9 +29,10 @@ from cxlbench.emu.flush_instructions import (
     poke,
     sfence,
 )
-from cxlbench.emu.pod_dma import address_of, check_words_type
+from cxlbench.emu.pod_dma import address_of, readable_words, writable_words
 from cxlbench.emu.pod_kernel import kernel
 from cxlbench.emu.pod_local import check_byte, check_run, check_word, handle_class, wait_a_little
+from cxlbench.emu.pod_overloads import implement
 from cxlbench.emu.pod_perform import PerformedOperations
 
 
@@ -70,6 +71,51 @@ def _byte(mem: NativeFields, off: int) -> int:
     return mem.region + off
 
 
+@register_jitable
+def _load(mem: NativeFields, off: int) -> int:
+    return peek(_word(mem, off))  # type: ignore[no-any-return]
+
+
+@register_jitable
+def _store(mem: NativeFields, off: int, value: int) -> None:
+    poke(_word(mem, off), value)
+
+
+@register_jitable
+def _ntstore(mem: NativeFields, off: int, value: int) -> None:
+    ntstore(_word(mem, off), value)
+
+
+@register_jitable
+def _clflush(mem: NativeFields, off: int) -> None:
+    clflush(_byte(mem, off))
+
+
+@register_jitable
+def _clflushopt(mem: NativeFields, off: int) -> None:
+    clflushopt(_byte(mem, off))
+
+
+@register_jitable
+def _clwb(mem: NativeFields, off: int) -> None:
+    clwb(_byte(mem, off))
+
+
+@register_jitable
+def _sfence(mem: NativeFields) -> None:
+    sfence()
+
+
+@register_jitable
+def _mfence(mem: NativeFields) -> None:
+    mfence()
+
+
+@register_jitable
+def _pause(mem: NativeFields, off: int, n_bytes: int) -> None:
+    wait_a_little()
+
+
 @kernel
 def _flush_run(address: int, n_words: int) -> None:
     for line in range(address & -64, address + 8 * n_words, 64):
@@ -78,8 +124,7 @@ def _flush_run(address: int, n_words: int) -> None:
 
 
 @kernel
-def native_dma_write(mem: NativeFields, off: int, words: Any) -> int:
-    """Write the words past the cache, and see them out of the processor."""
+def _dma_write(mem: NativeFields, off: int, words: Any) -> int:
     check_run(mem, off, 8 * len(words))
     target = mem.region + off
     source = address_of(words)
@@ -91,8 +136,7 @@ def native_dma_write(mem: NativeFields, off: int, words: Any) -> int:
 
 
 @kernel
-def native_dma_read(mem: NativeFields, off: int, words: Any) -> int:
-    """Read the words from memory, and leave no copies of them behind."""
+def _dma_read(mem: NativeFields, off: int, words: Any) -> int:
     check_run(mem, off, 8 * len(words))
     source = mem.region + off
     target = address_of(words)
@@ -103,72 +147,29 @@ def native_dma_read(mem: NativeFields, off: int, words: Any) -> int:
     return 1
 
 
-@overload(pod_ops.load, strict=False)
-def _load(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: peek(_word(mem, off))) if _is_native(mem) else None
+@register_jitable
+def _dma_wait(mem: NativeFields, handle: int) -> None:
+    pass
 
 
-@overload(pod_ops.store, strict=False)
-def _store(mem: Any, off: Any, value: Any) -> Any:
-    return (lambda mem, off, value: poke(_word(mem, off), value)) if _is_native(mem) else None
+@register_jitable
+def _dma_done(mem: NativeFields, handle: int) -> bool:
+    return True
 
 
-@overload(pod_ops.clflush, strict=False)
-def _clflush(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: clflush(_byte(mem, off))) if _is_native(mem) else None
-
-
-@overload(pod_ops.clflushopt, strict=False)
-def _clflushopt(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: clflushopt(_byte(mem, off))) if _is_native(mem) else None
-
-
-@overload(pod_ops.clwb, strict=False)
-def _clwb(mem: Any, off: Any) -> Any:
-    return (lambda mem, off: clwb(_byte(mem, off))) if _is_native(mem) else None
-
-
-@overload(pod_ops.ntstore, strict=False)
-def _ntstore(mem: Any, off: Any, value: Any) -> Any:
-    return (lambda mem, off, value: ntstore(_word(mem, off), value)) if _is_native(mem) else None
-
-
-@overload(pod_ops.sfence, strict=False)
-def _sfence(mem: Any) -> Any:
-    return (lambda mem: sfence()) if _is_native(mem) else None
-
-
-@overload(pod_ops.mfence, strict=False)
-def _mfence(mem: Any) -> Any:
-    return (lambda mem: mfence()) if _is_native(mem) else None
-
-
-@overload(pod_ops.pause, strict=False)
-def _pause(mem: Any, off: Any, n_bytes: Any) -> Any:
-    return (lambda mem, off, n_bytes: wait_a_little()) if _is_native(mem) else None
-
-
-@overload(pod_ops.dma_write, strict=False)
-def _dma_write(mem: Any, off: Any, words: Any) -> Any:
-    if not _is_native(mem):
-        return None
-    check_words_type(words, written=False)
-    return lambda mem, off, words: native_dma_write(mem, off, words)
-
-
-@overload(pod_ops.dma_read, strict=False)
-def _dma_read(mem: Any, off: Any, words: Any) -> Any:
-    if not _is_native(mem):
-        return None
-    check_words_type(words, written=True)
-    return lambda mem, off, words: native_dma_read(mem, off, words)
-
-
-@overload(pod_ops.dma_wait, strict=False)
-def _dma_wait(mem: Any, handle: Any) -> Any:
-    return (lambda mem, handle: None) if _is_native(mem) else None
-
-
-@overload(pod_ops.dma_done, strict=False)
-def _dma_done(mem: Any, handle: Any) -> Any:
-    return (lambda mem, handle: True) if _is_native(mem) else None
+for _operation, _function in (
+    (pod_ops.load, _load),
+    (pod_ops.store, _store),
+    (pod_ops.ntstore, _ntstore),
+    (pod_ops.clflush, _clflush),
+    (pod_ops.clflushopt, _clflushopt),
+    (pod_ops.clwb, _clwb),
+    (pod_ops.sfence, _sfence),
+    (pod_ops.mfence, _mfence),
+    (pod_ops.pause, _pause),
+    (pod_ops.dma_wait, _dma_wait),
+    (pod_ops.dma_done, _dma_done),
+):
+    implement(_operation, _is_native, _function)
+implement(pod_ops.dma_write, _is_native, _dma_write, check=readable_words)
+implement(pod_ops.dma_read, _is_native, _dma_read, check=writable_words)

@@ -166,20 +166,32 @@ class NodeForker:
 
     def __init__(self, *, prepare: Sequence[str] = ()) -> None:
         ours, theirs = socket.socketpair()
+        life, held = os.pipe()
         code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+            "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
             "from cxlbench.emu.pod_zygote import serve;"
-            "serve(int(sys.argv[1]), json.loads(sys.argv[3]))"
+            "serve(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[4]))"
         )
-        arguments = [str(theirs.fileno()), json.dumps(sys.path), json.dumps(list(prepare))]
-        with theirs:
+        arguments = [str(theirs.fileno()), str(life), json.dumps(sys.path)]
+        try:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", code, *arguments, json.dumps(list(prepare))],
+                pass_fds=[theirs.fileno(), life],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # a fork must have one thread
             )
+        except BaseException:
+            ours.close()
+            os.close(held)
+            raise
+        finally:
+            theirs.close()
+            os.close(life)
         self._link = ours
+        self._held = held
+        """While this is open, the forking process lives."""
+        self._prepared = False
 
     def __enter__(self) -> Self:
         return self
@@ -187,8 +199,24 @@ class NodeForker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def prepared(self, *, timeout_s: float | None = None) -> bool:
+        """Return whether what was to be prepared is, waiting for it if no time is given.
+
+        Raises:
+            NodeStartError: it failed.
+        """
+        if not self._prepared:
+            if timeout_s is not None and not select.select([self._link], [], [], timeout_s)[0]:
+                return False
+            _, problem = receive_answer(self._link)
+            if problem:
+                raise NodeStartError(f"cannot prepare node processes: {problem}")
+            self._prepared = True
+        return True
+
     def fork(self, request: ForkRequest) -> NodeProcess:
         """Fork one process and let it run."""
+        self.prepared()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -203,8 +231,17 @@ class NodeForker:
 
     def close(self) -> None:
         """End the forking process, and with it what it forked."""
+        if self._held < 0:
+            return
         self._link.close()
-        self._zygote.wait(PATIENCE_S)
+        os.close(self._held)
+        self._held = -1
+        try:
+            self._zygote.wait(PATIENCE_S)
+        except BaseException:
+            self._zygote.kill()
+            self._zygote.wait(PATIENCE_S)
+            raise
 
 
 def no_channel() -> Connection:

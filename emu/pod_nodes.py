@@ -106,6 +106,8 @@ class Membership:
         node.cache.die(survivors)
         node.locks.clear()
         node.words.clear()
+        if node.suspected:  # else its own suspicion is still to come
+            self._recover_next()
 
     def suspect(self, node: Node) -> bool:
         """Declare a node dead and see to its recovery; return whether that was possible."""

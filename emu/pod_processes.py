@@ -28,6 +28,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from cxlbench.emu.numa import node_of_device
 from cxlbench.emu.pod_attachment import Attachment, LiveMemory
 from cxlbench.emu.pod_emulated import EmulatedMemory
 from cxlbench.emu.pod_fence import fence_node, settle_node, shut_down_node
@@ -74,7 +75,12 @@ class LivePod:
 
     ``folder``: where its files are (``/dev/shm/NAME`` for memory); anonymous memory if none is
     given. ``region``: a file or DAX device to be the shared memory, which keeps what it holds.
-    ``forker``: shared with other pods; the pod has one of its own if none is given.
+    ``forker``: shared with other pods; the pod has one of its own if none is given. ``numa_node``:
+    where the region's memory lies; node processes then run on the processors next to it, as they
+    do next to a DAX device, if the host tells where that is.
+
+    Raises:
+        HostLimitError: the region cannot be bound there.
     """
 
     def __init__(
@@ -84,9 +90,14 @@ class LivePod:
         folder: Path | None = None,
         region: Path | None = None,
         forker: NodeForker | None = None,
+        numa_node: int | None = None,
     ) -> None:
         self.shape = shape
-        self._files = PodFiles(shape, folder=folder, region=region)
+        self._files = PodFiles(shape, folder=folder, region=region, numa_node=numa_node)
+        if numa_node is None and region is not None:
+            numa_node = node_of_device(region)
+        self.numa_node = numa_node
+        """Next to which NUMA node the pod's processes run; None: wherever."""
         self._persistent = folder is not None or region is not None
         self.paths = self._files.paths
         self._hosts: dict[int, Attachment] = {}
@@ -166,7 +177,9 @@ class LivePod:
     ) -> NodeProcess:
         if self._forker is None:
             self._forker = self._own_forker = NodeForker()
-        return self._forker.fork(ForkRequest(self.paths, node, process, target, arguments))
+        return self._forker.fork(
+            ForkRequest(self.paths, node, process, target, arguments, self.numa_node)
+        )
 
     # Failing
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cxlbench.emu.causality import EXPLANATIONS, Cause
+from cxlbench.emu.causality import EXPLANATIONS, REGRESS_EXPLANATIONS, Cause
 from cxlbench.emu.pod_failure import Failure, Kind
 from cxlbench.emu.pod_model import ZERO, Store
 from cxlbench.emu.pod_run import Run
@@ -83,8 +83,9 @@ def make_report(run: Run, trace: Trace, failure: Failure) -> Report:
 def _site_found(trace: Trace, failure: Failure, task: TaskMemory | None) -> Site:
     if isinstance(task, RecordedMemory):
         return task.site
-    if failure.earlier is not None:
-        return trace.site_of.get(failure.earlier, ())
+    found = failure.carrier or failure.earlier
+    if found is not None:
+        return trace.site_of.get(found, ())
     return ()
 
 
@@ -116,6 +117,8 @@ def _body(
         }[failure.kind]
         yield from _store_lines(trace, words[0], earlier)
         yield from _store_lines(trace, words[1], later)
+        if failure.carrier not in (None, earlier):
+            yield from _store_lines(trace, "with", failure.carrier)
     elif site and failure.kind is not Kind.HANG:
         yield from _site_lines("at", site, f"by {_who(task)}" if task else "")
     if failure.kind is Kind.HANG:
@@ -123,7 +126,8 @@ def _body(
     if failure.traceback:
         yield from (f"    {line}" for line in failure.traceback.rstrip().splitlines())
     if failure.cause:
-        yield f"  cause: {failure.cause}: {EXPLANATIONS[failure.cause]}"
+        why = REGRESS_EXPLANATIONS if failure.kind is Kind.REGRESS else EXPLANATIONS
+        yield f"  cause: {failure.cause}: {why[failure.cause]}"
     if failure.word >= 0:
         yield from _line_states(run, trace, failure.word)
     yield from _interleaving(run, trace, failure)

@@ -20,7 +20,7 @@ from cxlbench.emu.pod_failure import Failure, Kind, PodUsageError
 from cxlbench.emu.pod_model import Clock, Device, Dma, Line, Store, WriteBack
 from cxlbench.emu.pod_nodes import Membership, Node
 from cxlbench.emu.pod_task import NS_PER_STEP, TaskMemory
-from cxlbench.emu.pod_watch import Watch, Watches
+from cxlbench.emu.pod_watch import Watch, Watches, where_it_stands
 from cxlbench.emu.race_checks import FlushLint
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 FIRST_SLEEP_NS: Final = 1_000
 """How far the clock jumps when all tasks sleep; doubled each time."""
 VAIN_POLLS: Final = 4
-"""How often all tasks that pause are woken, with nothing changed in between, before they hang."""
+"""How often all tasks that pause are woken, with nothing changed in between, before they hang: no
+word, nothing in flight, and not where the tasks are (see ``pod_watch.where_it_stands``)."""
 
 
 class Run:
@@ -78,7 +79,7 @@ class Run:
         self._sleep_ns = FIRST_SLEEP_NS
         self._landings = 0
         self._vain_polls = 0
-        self._last_state: tuple[int, ...] = ()
+        self._last_state: tuple[object, ...] = ()
         if trace is not None:
             trace.begin(self)
 
@@ -281,14 +282,15 @@ class Run:
         """See to it that someone can go on, with nobody runnable and nothing in flight.
 
         A pause may end without a change, so all tasks that pause get to poll again. If that comes
-        to nothing time after time, and nobody waits for a time, they hang. Evictions are no way
-        out: nothing promises that hardware ever evicts a line.
+        to nothing time after time, and nobody waits for a time or counts its polls, they hang.
+        Evictions are no way out: nothing promises that hardware ever evicts a line.
         """
         if self._suspect_the_dead():
             return True
         pausing = [task for task in self.tasks if isinstance(task.parked, Watch)]
         ticks = sum(task.clock.tick for task in self.tasks)
-        state = (ticks, self._landings, self._dma_count, len(self.tasks), self._unfinished)
+        counts = (ticks, self._landings, self._dma_count, len(self.tasks), self._unfinished)
+        state = (counts, *[where_it_stands(task) for task in pausing if not task.daemon])
         self._vain_polls = self._vain_polls + 1 if state == self._last_state else 0
         self._last_state = state
         in_hope = self._vain_polls < VAIN_POLLS or any(task.reads_clock for task in pausing)
@@ -362,7 +364,7 @@ class Run:
         if line in self.watched:
             self.wake(self.watches.landed(line))
         if old is not origin:
-            self.checks.landed(node, line, old, new)
+            self.checks.landed(node, line, old, new, stores)
 
     def posted(self, node: int, back: WriteBack) -> None:
         """Let the schedule know of a write-back in flight."""

@@ -155,7 +155,7 @@ class Trace:
     def judged(self, failure: Failure) -> Failure:
         """Return the failure that has just been noted with its cause."""
         if failure.kind is Kind.REGRESS:
-            return replace(failure, cause=Cause.OVERWRITTEN)
+            return replace(failure, cause=self._cause_of_regress(failure))
         if failure.kind is Kind.CAUSALITY:
             return replace(failure, cause=self._cause(failure))
         return failure
@@ -169,16 +169,34 @@ class Trace:
             return failure.step
         return reader.clock.first_knew(missed)
 
+    def _cause_of_regress(self, failure: Failure) -> Cause:
+        undone, carried = failure.later, failure.carrier
+        assert undone is not None
+        if carried is None or not (before(carried, undone) or before(undone, carried)):
+            return Cause.OVERWRITTEN
+        if before(undone, carried):
+            cause = self._not_landed(undone, self.made_at[carried])
+            return cause or Cause.NO_INVALIDATE
+        return self._not_landed(carried, self.made_at.get(undone, -1)) or Cause.NEVER_FLUSHED
+
+    def _not_landed(self, stored: Store, step: int) -> Cause | None:
+        """Return why ``stored`` was not in the device at ``step``; None if it was."""
+        landed = self.landed_at.get(stored)
+        if landed is not None and landed <= step:
+            return None
+        if stored in self.by_dma:
+            return Cause.DMA_INCOMPLETE
+        posted = self.posted_at.get(stored)
+        return Cause.NEVER_FLUSHED if posted is None or posted > step else Cause.POSTED
+
     def _cause(self, failure: Failure) -> Cause:
         missed = failure.later
         assert missed is not None
         known = self.known_since(failure)
-        landed = self.landed_at.get(missed)
-        if landed is None or landed > known:
-            if missed in self.by_dma:
-                return Cause.DMA_INCOMPLETE
-            posted = self.posted_at.get(missed)
-            return Cause.NEVER_FLUSHED if posted is None or posted > known else Cause.POSTED
+        cause = self._not_landed(missed, known)
+        if cause is not None:
+            return cause
+        landed = self.landed_at[missed]
         cache = self._run.tasks[failure.task].cache
         line = failure.word >> 3
         held = self.filled_at.get((cache.node, line)) if line in cache.lines else failure.step

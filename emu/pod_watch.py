@@ -10,18 +10,53 @@ last pause on that range have not seen. Something new is to be seen when
 
 The first pause on a range returns at once, so that whatever happened before it is polled for. When
 all tasks sleep they are all woken, some times in vain, before they count as hanging (``pod_run``):
-a pause outside of a loop ends, and a task that polls without a flush sees its old copy again.
+a pause outside of a loop ends, and a task that polls without a flush sees its old copy again. A
+task that counts its polls, to give up at some time, is not where it was, and hangs only if it never
+gives up.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 from cxlbench.emu.pod_failure import PodUsageError
 
 if TYPE_CHECKING:
     from cxlbench.emu.pod_task import TaskMemory
+
+
+_ENGINE: Final = __name__.rpartition(".")[0] + ".pod_"
+"""What the names of modules begin with whose functions are no program's."""
+
+
+def where_it_stands(task: TaskMemory) -> tuple[object, ...]:
+    """Return where a parked task is: of each function that it is in, the place and the numbers.
+
+    Two equal answers say that a poll came back to the same point with nothing learnt.
+    """
+    found: list[object] = []
+    suspended: FrameType | None = task.greenlet.gr_frame
+    frame: FrameType | None = suspended or sys._getframe()
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_ENGINE):
+            found.append((frame.f_code, frame.f_lasti))
+            found += [_as_it_is(value) for value in frame.f_locals.values()]
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _as_it_is(value: Any) -> object:
+    """Return what can be compared later: a number or text itself, of a collection its size."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple, dict, set, deque)):
+        return len(value)
+    words = getattr(value, "tobytes", None)
+    return None if words is None else words()
 
 
 class Watch:

@@ -6,8 +6,8 @@ nodes need, and each node process is a fork of it, a few milliseconds old when i
 
 The host keeps one end of a socket pair. A request names a place in the pod, a ``module:function``
 and its arguments, and carries one end of the new process's channel; the answer is its process id.
-When the host dies, however it dies, the socket ends, this process ends, and the kernel kills every
-node process with it.
+When the host dies, however it dies, a pipe that it held ends, the kernel ends this process at once,
+whatever it is doing (compiling takes a minute), and every node process with it.
 
 Left out: systems without fork, and without ``PR_SET_PDEATHSIG`` (there the node processes are
 killed from here, by id).
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from cxlbench.emu.numa import bind_threads
 from cxlbench.emu.pod_attachment import Attachment
 from cxlbench.emu.pod_mapped import MappedNode
 from cxlbench.emu.pod_mappings import PodPaths
@@ -46,6 +49,8 @@ class ForkRequest:
     process: int
     target: str
     arguments: tuple[Any, ...]
+    numa_node: int | None = None
+    """Next to which it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,23 @@ def receive_answer(link: socket.socket) -> tuple[int, str]:
     return process_id, text.decode()
 
 
-def serve(descriptor: int, prepare: Sequence[str] = ()) -> None:
-    """Call what ``prepare`` names, then fork on request until the host is gone."""
+def serve(descriptor: int, life: int, prepare: Sequence[str] = ()) -> None:
+    """Call what ``prepare`` names, say so, then fork on request until the host is gone.
+
+    The host holds the other end of the pipe ``life`` and writes nothing into it.
+    """
+    _end_with(life)
     link = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: the dead do not linger
     children: list[int] = []
-    for name in prepare:
-        load_callable(name, what="preparation")()
+    problem = ""
+    try:
+        for name in prepare:
+            load_callable(name, what="preparation")()
+    except Exception:
+        problem = traceback.format_exc()
+    _answer(link, 0, problem)
     while True:
         header, descriptors, _, _ = socket.recv_fds(link, 8, 1)
         if not header:
@@ -104,12 +118,36 @@ def serve(descriptor: int, prepare: Sequence[str] = ()) -> None:
         os.close(descriptors[0])
         if process_id:
             children.append(process_id)
-        link.sendall(struct.pack("<qq", process_id, len(text)) + text.encode())
+        _answer(link, process_id, text)
     if sys.platform != "linux":
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
     os._exit(0)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_with(life: int) -> None:
+    """Have the kernel end this process when the other end of a pipe is closed."""
+    if sys.platform != "linux":
+        return
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)  # SIGIO ends who has no handler
+    poll = select.poll()
+    poll.register(life, 0)
+    if poll.poll(0):  # it was closed before
+        os._exit(0)
+
+
+def _answer(link: socket.socket, process_id: int, text: str) -> None:
+    raw = text.encode()
+    with contextlib.suppress(OSError):  # the host is gone: the next read tells
+        link.sendall(struct.pack("<qq", process_id, len(raw)) + raw)
 
 
 def _fork(link: socket.socket, payload: bytes, channel: int) -> tuple[int, str]:
@@ -124,8 +162,7 @@ def _fork(link: socket.socket, payload: bytes, channel: int) -> tuple[int, str]:
         return process_id, ""
     link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     _run(Connection(channel), request, function)
@@ -135,6 +172,8 @@ def _fork(link: socket.socket, payload: bytes, channel: int) -> tuple[int, str]:
 def _run(channel: Connection, request: ForkRequest, function: Any) -> None:
     code = 1
     try:
+        if request.numa_node is not None:
+            bind_threads(request.numa_node)
         attachment = Attachment(request.paths, request.node, request.process)
         memory: Any = attachment.memory
         if attachment.shape.mode == "mapped":

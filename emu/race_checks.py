@@ -66,6 +66,21 @@ def regress(old: Line, new: Line) -> int | None:
     return None
 
 
+def carrier(stores: Sequence[Store], undone: Store) -> Store | None:
+    """Return the store because of which a line went out that undid ``undone``.
+
+    First a store that was made on an old copy although its task knew of ``undone``, then one that
+    should have gone out before ``undone`` was made, then any.
+    """
+    for stored in stores:
+        if before(undone, stored):
+            return stored
+    for stored in stores:
+        if before(stored, undone):
+            return stored
+    return stores[0] if stores else None
+
+
 @dataclass(slots=True)
 class _Section:
     inside: int = -1

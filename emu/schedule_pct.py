@@ -14,6 +14,7 @@ would run in turns, and bugs that need a task to stay ahead are lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +37,7 @@ class PctSchedule:
 
     eager = True
 
-    def __init__(self, seed: int, *, length: int) -> None:
+    def __init__(self, seed: int, *, length: int, lines: Sequence[int] = ()) -> None:
         rng = Random(seed)
         self._rng = rng
         depth = rng.choice(DEPTHS)
@@ -47,7 +48,7 @@ class PctSchedule:
         self._polls: dict[int, int] = {}
         """Pauses that returned at once, by task."""
         self._last: TaskMemory | None = None
-        self._adversary = Adversary(rng, length=length)
+        self._adversary = Adversary(rng, length=length, lines=lines)
 
     def start(self, run: Run) -> None:
         """See ``Schedule.start``."""

@@ -7,6 +7,7 @@ something while another is in the middle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -26,13 +27,13 @@ class RandomSchedule:
 
     eager = False
 
-    def __init__(self, seed: int, *, length: int) -> None:
+    def __init__(self, seed: int, *, length: int, lines: Sequence[int] = ()) -> None:
         rng = Random(seed)
         self._random = rng.random
         self._mean = rng.choice(STRETCHES)
         self._stretch = self._mean
         self._exponential = rng.expovariate
-        self._adversary = Adversary(rng, length=length)
+        self._adversary = Adversary(rng, length=length, lines=lines)
 
     def start(self, run: Run) -> None:
         """See ``Schedule.start``."""

@@ -7,6 +7,9 @@ id; whoever sends another version, something that is no frame, or a body that is
 told the reason, forgotten, and not listened to any more. The server notices when a peer's process
 ends. What a service cannot do is answered with the reason, and the server goes on.
 
+A client that something else answers than a server of this kind says so at once, and asks again only
+after the next connection.
+
 Each new connection begins with a hello, also that of a client that had nothing to say when the
 server was started anew: calls that wait are made again then, under the new epoch.
 
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,8 +37,11 @@ import msgspec
 import zmq
 
 from cxlbench.emu.clock import WallClock
+from cxlbench.emu.unix_paths import Door
 
 MAX_MESSAGE_BYTES = 8 << 20
+MAX_ANSWER_BYTES = 64 << 20
+"""Of one message of a server; what is larger ends the connection."""
 QUEUED_MESSAGES = 4096
 """How many messages wait for a peer that does not read; what comes after them is dropped."""
 
@@ -126,24 +133,33 @@ class WireClient:
         self._asked: dict[int, tuple[int, int, float, Any]] = {}
         self._greeting: int | None = None
         self._unsent: list[tuple[int, int, float, Any]] = []
-        self._context = zmq.Context()
         self._closed = False
-        self._open()
+        self._door = Door(endpoint)
+        self._context = zmq.Context()
+        try:
+            self._open()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            self._door.close()
+            raise OSError(
+                error.errno, f"cannot connect to {endpoint}: {error.strerror}", endpoint
+            ) from error
+        clock.loop.add_reader(descriptor_of(self._monitor), self._connected)
+        clock.loop.add_reader(descriptor_of(self._socket), self._readable)
+        self._greet()
 
     def _open(self) -> None:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._connections = 0
-        self.clock.loop.add_reader(descriptor_of(self._monitor), self._connected)
         self._connected()  # a monitor tells of events only after it was found without any
-        self._socket.connect(self.endpoint)
-        self.clock.loop.add_reader(descriptor_of(self._socket), self._readable)
-        self._greet()
+        self._socket.connect(self._door.endpoint)
 
     def _connected(self) -> None:
         """Say hello again after each connection but the first: another process may serve there.
@@ -251,10 +267,23 @@ class WireClient:
             except zmq.Again:
                 return
             self._connected()  # before what came by a new connection
-            if len(parts) == 2:
-                self._take(*HEADER.decode(parts[0])[1:], parts[1])
+            try:
+                header, body = parts
+                version, kind, number, at_s = HEADER.decode(header)
+                if version != self._version and kind != REFUSED:
+                    raise ValueError(f"messages of version {version}, not {self._version}")
+                self._take(kind, number, at_s, body)
+            except (ValueError, msgspec.MsgspecError) as error:
+                self._refuse(f"{self.endpoint} is served by something else: {error}")
+
+    def _refuse(self, reason: str) -> None:
+        """Make no more calls by this connection."""
+        self.refused = reason
+        self._fail(reason)
 
     def _take(self, kind: int, number: int, at_s: float, body: bytes) -> None:
+        if not math.isfinite(at_s):
+            raise ValueError(f"a message takes effect at {at_s}")
         if kind == ANSWER:
             waiting = self._waiting.get(number)
             if waiting is not None and not waiting.done():
@@ -275,8 +304,7 @@ class WireClient:
         elif kind == REFUSED:
             reason = msgspec.msgpack.decode(body)
             if reason != SAY_HELLO:
-                self.refused = f"{self.endpoint} refused: {reason}"
-                self._fail(self.refused)
+                self._refuse(f"{self.endpoint} refused: {reason}")
             elif self._greeting is None:
                 # Another process serves there now; of what the earlier one was asked for, nothing
                 # is left.
@@ -301,7 +329,4 @@ class WireClient:
         self._monitor.close()
         self._socket.close(linger=GOODBYE_MS if self.epoch is not None else 0)
         self._context.term()
-
-
-def _has_input(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self._door.close()

@@ -15,7 +15,7 @@ import select
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from cxlbench.emu.clock import JobSet, WallClock
+from cxlbench.emu.unix_paths import UNIX, Door
 from cxlbench.emu.wire import (
     ANSWER,
     BYE,
@@ -56,7 +57,6 @@ OPEN_CALLS = 4096
 READ_AT_ONCE = 256
 """Messages that are taken in before others get their turn."""
 LOGGED_FAILURES = 20
-_UNIX = "ipc://"
 _log = logging.getLogger(__name__)
 _HELLO = msgspec.msgpack.Decoder(Hello)
 
@@ -74,8 +74,6 @@ class Peer:
     """Messages that wait for their time."""
     early_bytes: int = 0
     open_calls: int = 0
-    held: dict[Any, Any] = field(default_factory=dict)
-    """Whatever the service keeps for it, to be given back when it is gone."""
 
 
 class WireServer(Generic[Body]):
@@ -117,16 +115,24 @@ class WireServer(Generic[Body]):
         self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         self._closed = False
+        self._door: Door | None = None
         try:
-            _refuse_if_served(endpoint)
-            self._socket.bind(endpoint)
+            self._door = Door(endpoint)
+            if endpoint.startswith(UNIX):
+                _refuse_if_served(self._door.path)
+            self._socket.bind(self._door.endpoint)
         except (zmq.ZMQError, OSError) as error:
             self._socket.close()
             self._context.term()
+            if self._door is not None:
+                self._door.close()
             raise OSError(
                 error.errno, f"cannot serve at {endpoint}: {error.strerror}", endpoint
             ) from error
-        self.endpoint = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+        self.endpoint = endpoint
+        if not endpoint.startswith(UNIX):  # the system may have chosen the port
+            bound = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT))
+            self.endpoint = bound.decode().rstrip("\0")
         clock.loop.add_reader(descriptor_of(self._socket), self._readable)
 
     # -- receiving ------------------------------------------------------------------------------
@@ -337,7 +343,10 @@ class WireServer(Generic[Body]):
         await self._jobs.cancel()
         self._socket.close()
         self._context.term()
-        _remove_socket(self.endpoint)
+        if self._door is not None:
+            if self.endpoint.startswith(UNIX):
+                _remove(self._door.path)
+            self._door.close()
 
 
 def _open_process(pid: int) -> int | None:
@@ -351,20 +360,17 @@ def _open_process(pid: int) -> int | None:
         raise ValueError(f"no process {pid} is here: {error}") from None
 
 
-def _remove_socket(endpoint: str) -> None:
+def _remove(path: str) -> None:
     """Remove the file of a Unix socket, which ZeroMQ leaves."""
-    if endpoint.startswith(_UNIX):
-        Path(endpoint.removeprefix(_UNIX)).unlink(missing_ok=True)
+    Path(path).unlink(missing_ok=True)
 
 
-def _refuse_if_served(endpoint: str) -> None:
+def _refuse_if_served(path: str) -> None:
     """Raise if somebody serves at a Unix socket: ZeroMQ would take the path over."""
-    if not endpoint.startswith(_UNIX):
-        return
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
-            probe.connect(endpoint.removeprefix(_UNIX))
+            probe.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             return  # nothing there, or what a dead process left
         except OSError as error:

@@ -3,6 +3,7 @@
 * *Explored*: memory operations a second of a TraCT scenario under the random scheduler, with all
   checks; beside it, how often greenlets can switch at all.
 * *Emulated and native*: ns a load and a store that hit, the same loop on an array beside it.
+* *Charged*: the same lock on an emulated pod whose shared memory costs what its profile says.
 * *TraCT in compiled code*: lock and unlock with a live arbiter, hand-over of a lock between node
   processes, and lookups of 32 keys from Python in a table that is half full: present ones, absent
   ones, and probe with pin and unpin. Every probe invalidates the lines it reads.
@@ -28,15 +29,19 @@ from cxlbench.emu.pod_layout import CacheGeometry, PodShape
 from cxlbench.emu.pod_node_process import NodeForker
 from cxlbench.emu.pod_processes import LivePod
 from cxlbench.harness import bench_pod_nodes as nodes
+from cxlbench.harness.pod_profile import cache_of, load_shared_memory, on_profile
+from cxlbench.harness.pod_stress import await_programs
 from cxlbench.tract import scenarios
 from cxlbench.tract.layout import Layout, Sizes, plan
-from cxlbench.tract.prefix_cache import PLACE_WORDS, lookup_chain, probe_chain, unpin_chain
+from cxlbench.tract.places import PLACE_WORDS
+from cxlbench.tract.prefix_cache import lookup_chain, probe_chain, unpin_chain
 from cxlbench.tract.region import call, format_region
 from cxlbench.tract.words import KEY_WORDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from cxlbench.devices.profile import SharedType3Profile
     from cxlbench.emu.pod_layout import Mode
 
     Words = NDArray[np.int64]
@@ -47,10 +52,12 @@ MAX_PROBE_NS = 20_000.0
 """The bars; a probe is of 32 present keys, on native memory."""
 
 SCENARIO = "cache_traffic"
+CHARGED = "charged"
 BATCH = 32
-CACHE = CacheGeometry(sets=1024, ways=4)
-"""256 KiB."""
+PROFILE = "niagara-2.0"
+"""Whose node caches (256 KiB) and costs are measured, unless another is given."""
 TOUCHED_BYTES = 1 << 17
+"""Of the accesses that hit; half of a node's cache if that is less."""
 NODE_FUNCTIONS = nodes.__name__
 
 Told = Callable[[str, int, int], object]
@@ -111,6 +118,8 @@ class PodBench:
     """All figures of one run."""
 
     rounds: int
+    profile: str
+    cache_bytes: int
     explored: Explored
     accesses: tuple[Access, ...]
     locks: tuple[Locks, ...]
@@ -126,9 +135,13 @@ def bench_pod(
     accesses: int = 1_000_000,
     lock_rounds: int = 2_000,
     slots: int = 1_000_000,
+    profile: SharedType3Profile | None = None,
     progress: Told | None = None,
 ) -> PodBench:
     """Measure all executors; takes about a minute, more when programs have to be compiled first.
+
+    Node caches are those of ``profile`` (niagara-2.0 if none is given); its costs are charged where
+    an executor is called *charged*.
 
     Raises ``ValueError`` if a number is not positive, or ``slots`` is less than 128.
     """
@@ -139,7 +152,9 @@ def bench_pod(
         )
     modes: tuple[Mode, ...] = ("emulated", "native") if SUPPORT.clflush else ("emulated",)
     tell = progress or (lambda what, done, total: None)
-    steps = 1 + 3 * len(modes)
+    memory = load_shared_memory(PROFILE) if profile is None else profile
+    cache = cache_of(memory)
+    steps = 2 + 3 * len(modes)
     done = 0
 
     def told(what: str) -> None:
@@ -153,15 +168,22 @@ def bench_pod(
     locks: list[Locks] = []
     lookups: list[Lookups] = []
     with NodeForker(prepare=[f"{NODE_FUNCTIONS}:warm_up"]) as forker:
+        await_programs(forker, tell)
         for mode in modes:
-            hits += bench_accesses(mode, rounds=rounds, times=accesses)
+            hits += bench_accesses(mode, cache, rounds=rounds, times=accesses)
             told(f"{mode}: hits")
-            locks.append(bench_locks(mode, forker, rounds=rounds, times=lock_rounds))
+            bare = _Pods(mode, forker, cache, None)
+            locks.append(bench_locks(mode, bare, rounds=rounds, times=lock_rounds))
             told(f"{mode}: locks")
-            lookups.append(bench_lookups(mode, forker, rounds=rounds, slots=slots))
+            lookups.append(bench_lookups(mode, bare, rounds=rounds, slots=slots))
             told(f"{mode}: lookups")
+        charging = _Pods("emulated", forker, cache, memory)
+        locks.append(bench_locks(CHARGED, charging, rounds=rounds, times=lock_rounds))
+        told(f"{CHARGED}: locks")
     return PodBench(
         rounds,
+        memory.name,
+        cache.capacity_bytes,
         explored,
         tuple(hits),
         tuple(locks),
@@ -202,12 +224,13 @@ def _switches_per_s(times: int) -> float:
     return times / (time.perf_counter() - begin)
 
 
-def bench_accesses(mode: Mode, *, rounds: int, times: int) -> list[Access]:
+def bench_accesses(mode: Mode, cache: CacheGeometry, *, rounds: int, times: int) -> list[Access]:
     """Measure loads and stores that hit, and the same loops on an array."""
-    mask = TOUCHED_BYTES - 1
-    plain = np.zeros(TOUCHED_BYTES // 8, np.int64)
+    touched = min(TOUCHED_BYTES, cache.capacity_bytes // 2)
+    mask = touched - 1
+    plain = np.zeros(touched // 8, np.int64)
     found = []
-    with LivePod(PodShape(1 << 18, nodes=1, mode=mode, cache=CACHE)) as pod:
+    with LivePod(PodShape(1 << 18, nodes=1, mode=mode, cache=cache)) as pod:
         memory = pod.memory(0)
         for name, function, beside in (
             ("load", nodes.load_words, nodes.load_plain),
@@ -225,14 +248,24 @@ def bench_accesses(mode: Mode, *, rounds: int, times: int) -> list[Access]:
     return found
 
 
-def bench_locks(mode: Mode, forker: NodeForker, *, rounds: int, times: int) -> Locks:
+@dataclass(frozen=True, slots=True)
+class _Pods:
+    """Makes the pods of one executor."""
+
+    mode: Mode
+    forker: NodeForker
+    cache: CacheGeometry
+    charging: SharedType3Profile | None
+
+
+def bench_locks(executor: str, pods: _Pods, *, rounds: int, times: int) -> Locks:
     """Measure TraCT's lock between two nodes, whose managers are processes of their own."""
     layout = plan(Sizes(nodes=2, slots=1, chunks=1, chunk_bytes=64, user_locks=1))
 
     def each(processes: int, on_nodes: tuple[int, ...]) -> float:
         figures = []
         for _ in range(rounds):
-            with _tract_pod(mode, layout, forker, processes=processes + 1) as pod:
+            with _tract_pod(pods, layout, processes=processes + 1) as pod:
                 workers = [
                     one
                     for node in on_nodes
@@ -253,10 +286,10 @@ def bench_locks(mode: Mode, forker: NodeForker, *, rounds: int, times: int) -> L
             figures.append(elapsed / (times * len(spans)))
         return float(statistics.median(figures))
 
-    return Locks(mode, each(1, (1,)), each(1, (0, 1)), each(2, (0, 1)))
+    return Locks(executor, each(1, (1,)), each(1, (0, 1)), each(2, (0, 1)))
 
 
-def bench_lookups(mode: Mode, forker: NodeForker, *, rounds: int, slots: int) -> Lookups:
+def bench_lookups(executor: str, pods: _Pods, *, rounds: int, slots: int) -> Lookups:
     """Measure lookups in a table that is half full."""
     held = slots // 2
     layout = plan(Sizes(nodes=2, slots=slots, chunks=held, chunk_bytes=64, evict_above=slots))
@@ -266,7 +299,7 @@ def bench_lookups(mode: Mode, forker: NodeForker, *, rounds: int, slots: int) ->
     calls = 64
     batches = [keys[random.integers(0, held, BATCH)] for _ in range(calls)]
     missing = random.integers(0, 1 << 62, size=(calls, BATCH, KEY_WORDS), dtype=np.int64)
-    with _tract_pod(mode, layout, forker, processes=1, keys=keys) as pod:
+    with _tract_pod(pods, layout, processes=1, keys=keys) as pod:
         memory = pod.memory(1)
 
         def present() -> None:
@@ -285,14 +318,13 @@ def bench_lookups(mode: Mode, forker: NodeForker, *, rounds: int, slots: int) ->
                 call(unpin_chain, memory, layout, places, hits)
 
         figures = [_median_ns(one, rounds) / calls for one in (present, not_there, pinned)]
-    return Lookups(mode, slots, held / slots, *figures)
+    return Lookups(executor, slots, held / slots, *figures)
 
 
 @contextmanager
 def _tract_pod(
-    mode: Mode,
+    pods: _Pods,
     layout: Layout,
-    forker: NodeForker,
     *,
     processes: int,
     keys: Words | None = None,
@@ -302,12 +334,14 @@ def _tract_pod(
         -(-layout.region_bytes // 4096) * 4096,
         nodes=2,
         processes=processes,
-        mode=mode,
-        cache=CACHE,
+        mode=pods.mode,
+        cache=pods.cache,
         local_locks=layout.local_locks,
         local_words=layout.local_words,
     )
-    with LivePod(shape, forker=forker) as pod:
+    if pods.charging is not None:
+        shape = on_profile(shape, pods.charging)
+    with LivePod(shape, forker=pods.forker) as pod:
         memory = pod.memory(0)
         format_region(memory, _sizes(layout), shape.region_bytes, zeroed=True)
         if keys is not None:

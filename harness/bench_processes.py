@@ -15,7 +15,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,11 @@ import zmq
 
 from cxlbench.emu.clock import WallClock
 from cxlbench.emu.memory import Arena, Bytes
+from cxlbench.emu.unix_paths import Door
 from cxlbench.harness.bench_datapath import OBJECT_BYTES, OBJECTS, Figure, WrongDataError
 from cxlbench.harness.deployment import DeploymentSpec, load_spec
 from cxlbench.harness.remote_tier import RemoteTier
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.harness.supervisor import Deployment
 from cxlbench.kv.footer import Verify
 from cxlbench.kv.identity import Namespace, trace_keys
@@ -101,10 +102,10 @@ def bench_processes(
         WrongDataError: a get delivered wrong bytes, or none.
     """
     steps = 2 + len(workers) + 1
-    with tempfile.TemporaryDirectory(prefix="cxlbench-") as folder:
+    with run_folder() as folder:
         room = object_bytes * objects
         spec = DeploymentSpec(
-            run_dir=Path(folder) / "run",
+            run_dir=folder / "run",
             scale=1,
             throttled=False,
             capacity=3 * room,
@@ -135,7 +136,7 @@ def bench_processes(
                     scaling.append(crew.together(count, rounds, room))
                     progress("measuring across processes", step, steps)
                 lookup = crew.one("lookup", pings)
-        ping = _ping_pong(spec, Path(folder), pings)
+        ping = _ping_pong(spec, folder, pings)
         progress("measuring across processes", steps, steps)
     one = scaling[0]
     return ProcessBench(
@@ -363,9 +364,9 @@ def _ping_pong(spec: DeploymentSpec, folder: Path, pings: int) -> Latency:
     process = context.Process(target=_pong, args=(endpoint, os.getpid()), daemon=True)
     process.start()
     took = []
-    with zmq.Context() as sockets, sockets.socket(zmq.REQ) as socket:
+    with Door(endpoint) as door, zmq.Context() as sockets, sockets.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(endpoint)
+        socket.connect(door.endpoint)
         for _ in range(pings):
             begin = time.perf_counter()
             socket.send(b"ping")
@@ -378,8 +379,8 @@ def _ping_pong(spec: DeploymentSpec, folder: Path, pings: int) -> Latency:
 
 
 def _pong(endpoint: str, parent: int) -> None:
-    with zmq.Context() as sockets, sockets.socket(zmq.REP) as socket:
-        socket.bind(endpoint)
+    with Door(endpoint) as door, zmq.Context() as sockets, sockets.socket(zmq.REP) as socket:
+        socket.bind(door.endpoint)
         while os.getppid() == parent:
             if socket.poll(1000):
                 message = socket.recv()

@@ -7,7 +7,8 @@ no time may a worker get a wrong byte, or wait longer than an operation may take
 deadline, a lookup and a store the limits of the calls that they consist of (``operation_limit_s``).
 Over all rounds, private memory and descriptors of each part stay what they were. Worker 0 is
 stopped but never killed (unless it is the only one): what leaks with every crash of others shows
-there.
+there. Workers keep no record of their timing, and before memory is looked at they let their own
+buffers go and give freed memory back: what grows then is the tier's.
 
 The faults of a round depend on seed and round only, so that a round can be replayed; how the load
 meets them does not. Units: s of the machine's clock, bytes.

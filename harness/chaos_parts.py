@@ -20,7 +20,7 @@ from cxlbench.harness.deployment import DeploymentSpec
 TWO_FAULTS_SHARE = 0.3
 LOAD_BEFORE_S = 0.25
 DOWN_AT_MOST_S = 0.3
-GROWTH_SHARE, GROWTH_BYTES, GROWTH_DESCRIPTORS = 0.25, 8 << 20, 4
+GROWTH_SHARE, GROWTH_BYTES, GROWTH_DESCRIPTORS = 0.05, 2 << 20, 4
 """Growth from the first to the last quarter of the rounds that is no leak."""
 
 

@@ -11,7 +11,10 @@ Units: s of the machine's shared clock, bytes.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -77,7 +80,7 @@ class ChaosWorker:
         self.number = number
         self.draw = random.Random(f"chaos-{seed}-{number}-{os.getpid()}")
         self.block_bytes = scaled_bytes(spec.block_bytes, spec.scale, what="a KV block") // 8 * 8
-        self.content = BlockContent(self.block_bytes, phantom=False, seed=0)
+        self.content = self._make_content()
         self.tier = RemoteTier(clock, spec, worker=number, copies=False)
         self.tally = Tally()
         self._requests = 0
@@ -87,6 +90,9 @@ class ChaosWorker:
         self._idle: Signal[None] = Signal(clock)
         self._quit: Signal[None] = Signal(clock)
         self._input = b""
+
+    def _make_content(self) -> BlockContent:
+        return BlockContent(self.block_bytes, phantom=False, seed=0)
 
     async def run(self) -> None:
         """Join, say so, and work."""
@@ -135,6 +141,8 @@ class ChaosWorker:
 
     async def _report(self) -> None:
         await self._idle.wait()
+        self.content = self._make_content()
+        give_memory_back()
         self._say(
             {
                 "event": "paused",
@@ -233,11 +241,22 @@ class ChaosWorker:
         self._say({"event": "probe", "number": number, "works": works})
 
 
+def give_memory_back() -> None:
+    """Give the system back what is free: what is left is in use, and growth of it is a leak.
+
+    Left out: allocators that know no such thing (other than glibc's).
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def main(arguments: list[str]) -> int:
     """Run a worker until it is told to quit, or its parent ends."""
     run_dir, number, seed, parent = arguments
     die_with_parent(int(parent))
-    with WallClock(shared=True) as clock:
+    # It works without end, and its memory is watched: no record of every lateness and transfer.
+    with WallClock(shared=True, record=False) as clock:
         clock.run(ChaosWorker(clock, load_spec(Path(run_dir)), int(number), int(seed)).run())
     return 0
 

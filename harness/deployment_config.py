@@ -23,12 +23,15 @@ from cxlbench.emu.clock import VirtualClock
 from cxlbench.emu.memory import PAGE_BYTES
 from cxlbench.emu.numa import find_node
 from cxlbench.emu.status import DeviceError, HostLimitError
+from cxlbench.emu.unix_paths import fits, takes_any_length
 from cxlbench.emu.user_objects import UserObjectError
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec
 from cxlbench.harness.rig import Rig
 from cxlbench.harness.rig_checks import check_rig
 
 ENVIRONMENT_PREFIX = "CXLBENCH_"
+OTHER_VARIABLES = ("CXLBENCH_KERNEL_CACHE", "CXLBENCH_LARGE", "CXLBENCH_TRACES")
+"""What else of this name is read somewhere."""
 _FLAGS = {
     "device_set": "--set",
     "throttled": "--unthrottled",
@@ -38,8 +41,6 @@ _FLAGS = {
 """Options that have another name than their key."""
 
 MOST_PARTS = 64
-MAX_SOCKET_PATH = 100
-"""Unix socket paths end at about 108 bytes; the socket's own name needs some of them."""
 
 
 def read_config(
@@ -61,7 +62,10 @@ def read_config(
         said |= dict.fromkeys(values, f"{path}: ")
     for variable, text in sorted(environment.items()):
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if variable.startswith(ENVIRONMENT_PREFIX) and name in _PARSERS:
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        # Of other programs there may be some: only what is nearly a key is taken for a slip.
+        if name in _PARSERS or get_close_matches(name, _PARSERS, cutoff=0.75):
             values[name] = text
             said[name] = f"{variable}: "
     given = {name: value for name, value in flags.items() if value is not None}
@@ -121,7 +125,7 @@ def _check(spec: DeploymentSpec) -> list[tuple[str, str]]:
         )
     if spec.listen != "unix":
         problems += [("listen", f"{spec.listen!r} {trouble}") for trouble in _check_tcp(spec)]
-    elif len(str(spec.run_dir.absolute())) > MAX_SOCKET_PATH - len("/node63.sock"):
+    elif not takes_any_length() and not fits(spec.endpoint("node", spec.nodes - 1)):
         problems.append(
             ("run_dir", f"{spec.run_dir} is too long for a Unix socket; choose a shorter path")
         )
@@ -146,7 +150,7 @@ def _check_memory(spec: DeploymentSpec) -> list[tuple[str, str]]:
         problems.append(("dax", f"{len(spec.dax)} files for {devices} devices; name one for each"))
     if len(set(spec.dax)) < len(spec.dax):
         problems.append(("dax", "two devices cannot share a file"))
-    problems += [("dax", f"{path} is not there") for path in spec.dax if not path.exists()]
+    problems += [("dax", f"{path} is not there") for path in spec.dax if not _is_there(path)]
     if spec.dax and spec.hugetlb:
         problems.append(("hugetlb", "memory on dax has pages of its own; leave one of both out"))
     if spec.dax and spec.numa_node is not None:
@@ -157,6 +161,13 @@ def _check_memory(spec: DeploymentSpec) -> list[tuple[str, str]]:
         except HostLimitError as error:
             problems.append(("numa_node", str(error)))
     return problems
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no system has such a path
+        return False
 
 
 def _check_tcp(spec: DeploymentSpec) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 import zmq
 
 from cxlbench.emu import wire
+from cxlbench.emu.unix_paths import Door
 from cxlbench.harness.deployment import DeploymentSpec
 from cxlbench.hymcache import messages as m
 
@@ -24,7 +26,6 @@ ANSWER_WITHIN_S = 0.8
 """How long ``status`` waits for all answers together."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_HEADER = msgspec.msgpack.Decoder(tuple[int, int, int, float])
 _FIGURES = msgspec.msgpack.Decoder(dict[str, int | float | str])
 _DIRECTORY = msgspec.msgpack.Decoder(list[m.NodeEntry])
 
@@ -45,6 +46,9 @@ class NoAnswer:
     reason: str
 
 
+SOMETHING_ELSE = NoAnswer("something else serves there")
+
+
 def ask(
     questions: Sequence[Question], *, timeout_s: float, name: str = "status"
 ) -> list[bytes | NoAnswer]:
@@ -52,18 +56,25 @@ def ask(
     end_s = time.monotonic() + timeout_s
     answers: list[bytes | NoAnswer] = [NoAnswer("does not answer")] * len(questions)
     open_ones: dict[zmq.Socket[bytes], int] = {}
-    with zmq.Context() as context:
+    sockets: dict[zmq.Socket[bytes], int] = {}
+    with ExitStack() as doors, zmq.Context() as context:
         poller = zmq.Poller()
         for number, question in enumerate(questions):
+            try:
+                door = doors.enter_context(Door(question.endpoint))
+            except OSError as error:
+                answers[number] = NoAnswer(f"cannot be reached: {error.strerror}")
+                continue
             socket = context.socket(zmq.DEALER)
+            sockets[socket] = number
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(question.endpoint)
+            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_ANSWER_BYTES)
+            socket.connect(door.endpoint)
             poller.register(socket, zmq.POLLIN)
             open_ones[socket] = number
             hello = wire.Hello(name, os.getpid())
             _send(socket, question, wire.HELLO, hello)
             _send(socket, question, wire.CALL, question.body)
-        sockets = list(open_ones)
         while open_ones and (left_s := end_s - time.monotonic()) > 0:
             for ready, _ in poller.poll(max(1, round(left_s * 1e3))):
                 number = open_ones[ready]
@@ -72,7 +83,7 @@ def ask(
                     answers[number] = answer
                     poller.unregister(ready)
                     del open_ones[ready]
-        for number, socket in enumerate(sockets):
+        for socket, number in sockets.items():
             answered = isinstance(answers[number], bytes)
             if answered:
                 _send(socket, questions[number], wire.BYE, None)
@@ -86,11 +97,16 @@ def _send(socket: zmq.Socket[bytes], question: Question, kind: int, body: Any) -
 
 def _taken(parts: list[bytes]) -> bytes | NoAnswer | None:
     """Return the answer if the message is one."""
-    kind = _HEADER.decode(parts[0])[1]
-    if kind == wire.ANSWER:
-        return parts[1]
-    if kind == wire.REFUSED:
-        return NoAnswer(f"refused: {msgspec.msgpack.decode(parts[1])}")
+    try:
+        header, body = parts
+        kind = wire.HEADER.decode(header)[1]
+        if kind == wire.ANSWER:
+            return body
+        if kind in (wire.REFUSED, wire.FAILED):
+            how = "refused" if kind == wire.REFUSED else "failed"
+            return NoAnswer(f"{how}: {msgspec.msgpack.decode(body)}")
+    except (ValueError, msgspec.MsgspecError):
+        return SOMETHING_ELSE
     return None
 
 
@@ -100,7 +116,10 @@ def directory(spec: DeploymentSpec, *, timeout_s: float) -> dict[int, m.NodeEntr
     (answer,) = ask([question], timeout_s=timeout_s, name="up")
     if isinstance(answer, NoAnswer):
         return {}
-    return {entry.node: entry for entry in _DIRECTORY.decode(answer)}
+    try:
+        return {entry.node: entry for entry in _DIRECTORY.decode(answer)}
+    except msgspec.MsgspecError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +180,19 @@ def read_status(spec: DeploymentSpec, *, timeout_s: float = ANSWER_WITHIN_S) -> 
     )
     return DeploymentStatus(
         tuple(
-            PartStatus(name, endpoint, {}, answer.reason)
-            if isinstance(answer, NoAnswer)
-            else PartStatus(name, endpoint, _without_us(_FIGURES.decode(answer)))
+            _part(name, endpoint, answer)
             for (name, endpoint, _), answer in zip(names, answers, strict=True)
         )
     )
 
 
-def _without_us(figures: dict[str, int | float | str]) -> dict[str, int | float | str]:
-    """Whoever asks is a client, too, and not worth telling."""
-    return figures | {"clients": int(figures["clients"]) - 1}
+def _part(name: str, endpoint: str, answer: bytes | NoAnswer) -> PartStatus:
+    if isinstance(answer, bytes):
+        try:
+            figures = _FIGURES.decode(answer)
+            # Whoever asks is a client, too, and not worth telling.
+            figures |= {"clients": int(figures["clients"]) - 1}
+            return PartStatus(name, endpoint, figures)
+        except (msgspec.MsgspecError, KeyError, ValueError):
+            answer = SOMETHING_ELSE
+    return PartStatus(name, endpoint, {}, answer.reason)

@@ -19,7 +19,6 @@ import random
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from typing import Any
 
 from cxlbench.emu.backing import IO_THREADS
 from cxlbench.emu.status import HostLimitError
+from cxlbench.harness.run_folders import run_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ def probe_file(folder: Path, size_bytes: int) -> Iterator[Path]:
                 f"{folder} has {free / 2**20:.0f} MiB free, calibration wants "
                 f"{2 * size_bytes / 2**20:.0f} MiB to be sure not to fill it: choose another folder"
             )
-        with tempfile.TemporaryDirectory(prefix="cxlbench-", dir=folder) as made:
-            path = Path(made) / "probe"
+        with run_folder(folder) as made:
+            path = made / "probe"
             _fill(path, size_bytes)
             yield path
     except OSError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from cxlbench.emu.clock import WallClock
+from cxlbench.emu.flush_instructions import SUPPORT
 from cxlbench.emu.memory import PAGE_BYTES, Arena
 from cxlbench.emu.numa import bind_memory, numa_nodes
 from cxlbench.emu.status import HostLimitError
@@ -83,7 +84,7 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
     late = _lateness(lateness_s)
     fio = find_fio()
     dax, (binds, why_unbound) = _dax(), _binding()
-    shm, huge = _shared_memory(), _huge_pages()
+    shm, huge, gpus = _shared_memory(), _huge_pages(), _gpus()
     vllm = importlib.util.find_spec("vllm") is not None
     findings = (
         _python(),
@@ -102,7 +103,7 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
             "" if fio else "calibrate uses its built-in probe",
         ),
         late,
-        _gpus(),
+        gpus,
     )
     usable = folder_finding.state is not State.MISSING
     features = (
@@ -112,8 +113,10 @@ def examine(folder: Path, *, lateness_s: float = LATENESS_S) -> Examination:
         Feature("direct I/O (files larger than memory)", direct, "" if direct else "no O_DIRECT"),
         Feature("honest timing", late.state is State.OK, late.value),
         Feature("memory in huge pages (up --hugetlb)", huge.state is State.OK, huge.value),
-        Feature("memory on a NUMA node (up --numa-node)", binds, why_unbound),
+        Feature("memory on a NUMA node (up, pod stress --numa-node)", binds, why_unbound),
         Feature("memory on CXL devices (up --dax)", dax.state is State.OK, dax.value),
+        Feature("a pod's memory pinned for a GPU", gpus.state is State.OK, gpus.value),
+        Feature("native pods (pod stress --mode native)", SUPPORT.clflush, SUPPORT.reason),
         Feature("the vLLM connector", vllm, "" if vllm else "vllm is not installed"),
     )
     return Examination(findings, features)

@@ -245,9 +245,10 @@ class Context:
     def profile(self, kind: type[P], name: str) -> P:
         """Return a declared profile with the overrides of this point.
 
-        Overrides of ``pm1743-class.*`` also reach profiles that refer to that one.
+        Overrides of ``pm1743-class.*`` also reach profiles that refer to that one. A user's tiers
+        may read others, as they are.
         """
-        if name not in self.experiment.profiles:
+        if name not in self.experiment.profiles and not self.tiers:
             raise ExperimentError(
                 f"{self.experiment.name} reads profile {name!r}, which it does not declare"
             )

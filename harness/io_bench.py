@@ -31,7 +31,8 @@ from cxlbench.emu.memory import PAGE_BYTES, page_ceil
 from cxlbench.harness.fidelity import Fidelity, measure
 from cxlbench.harness.io_jobs import IoBench, IoFigures, IoJob, counters_of
 from cxlbench.harness.requests import WorkloadError
-from cxlbench.harness.rig import DeviceMaker, DeviceProfile, DeviceSite, make_device, run_folder
+from cxlbench.harness.rig import DeviceMaker, DeviceProfile, DeviceSite, make_device
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.harness.tables import gbps, listing, ms, size, table
 from cxlbench.kv.device import MemoryDevice
 
@@ -122,7 +123,7 @@ def run_io(
     nbytes = scaled_bytes(bs, scale, what="an object (bs)") // PAGE_BYTES * PAGE_BYTES
     with ExitStack() as stack:
         clock: Clock = stack.enter_context(WallClock() if wall else VirtualClock())
-        home = None if folder is None else run_folder(folder, stack)
+        home = None if folder is None else stack.enter_context(run_folder(folder))
         plan = faults or FaultPlan.none()
         objects = size // bs * numjobs
         device = _make(clock, profile, scale, objects * nbytes, not wall, home, plan, bs)

@@ -7,16 +7,18 @@ schedules; s of the host's clock.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
+from cxlbench.emu.pod_zygote import end_with_parent
 from cxlbench.harness.pod_hunt import Hunt, MutantRow, Search, hunt_mutant
 from cxlbench.harness.pod_quiet import SCHEDULERS, Finding, QuietRow, joined, pieces, run_piece
 from cxlbench.tract import mutants, scenarios
@@ -28,6 +30,7 @@ MUTANT_BOUND = 2_000
 SAMPLE = 200
 """Schedules, at least, of which the share that fails is told."""
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Told = Callable[[str, int, int], object]
 
 
@@ -133,16 +136,21 @@ def _in_parallel(
             tell(what, number + 1, len(tasks))
         return results
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_end_when_interrupted) as pool:
-        futures: list[Future[Any]] = [pool.submit(task) for task in tasks]
-        try:
-            for number, one in enumerate(as_completed(futures)):
-                one.result()
-                tell(what, number + 1, len(tasks))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(processes, context, initializer=_begin_worker)
+    try:
+        with _signals_held():  # a worker that is half started would be known to nobody
+            futures: list[Future[Any]] = [pool.submit(task) for task in tasks]
+        for number, one in enumerate(as_completed(futures)):
+            one.result()
+            tell(what, number + 1, len(tasks))
         return [one.result() for one in futures]
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()  # a piece takes long, and nobody wants it any more
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _cores() -> int:
@@ -151,6 +159,29 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _end_when_interrupted() -> None:
-    """Let an interrupt end a worker without a word: the parent says what is to be said."""
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let a signal that ends a command come after the block."""
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        for ending in ENDING:
+            before[ending] = signal.signal(ending, lambda number, frame: came.append(number))
+    except ValueError:  # not the main thread, which is the one that gets them
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+def _begin_worker() -> None:
+    """Let a worker end without a word when it is interrupted, and with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it died before that
+        os._exit(1)

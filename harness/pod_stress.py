@@ -34,10 +34,12 @@ from cxlbench.emu.pod_node_process import (
 from cxlbench.emu.pod_ops import LINE, WORD
 from cxlbench.emu.pod_processes import LivePod
 from cxlbench.harness import pod_stress_nodes as programs
+from cxlbench.harness.pod_profile import on_profile
 from cxlbench.tract.fsck import fsck
 from cxlbench.tract.heap import held_chunks
 from cxlbench.tract.layout import Layout, Sizes, plan
-from cxlbench.tract.prefix_cache import PLACE_WORDS, fetch_chain
+from cxlbench.tract.places import PLACE_WORDS
+from cxlbench.tract.prefix_cache import fetch_chain
 from cxlbench.tract.region import call, format_region
 from cxlbench.tract.stress import (
     HITS,
@@ -54,12 +56,15 @@ from cxlbench.tract.words import KEY_WORDS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from cxlbench.devices.profile import SharedType3Profile
     from cxlbench.emu.pod_layout import Mode
 
     Words = NDArray[np.int64]
 
 BLOCKS = 384
 CHUNKS = 128
+COMPILING_S = 90
+"""About how long that takes."""
 LOOK_AGAIN_S = 0.01
 """How often the host looks for messages."""
 
@@ -71,6 +76,8 @@ class Stress:
     """What was done, and what is wrong: ``problems`` is empty if all is well."""
 
     mode: str
+    profile: str
+    """Of the shared memory; empty if it costs nothing."""
     nodes: int
     workers: int
     seed: int
@@ -108,11 +115,18 @@ def run_stress(
     kills: int = 0,
     patience_s: float = 60.0,
     seed: int = 1,
+    profile: SharedType3Profile | None = None,
+    numa_node: int | None = None,
     progress: Told | None = None,
 ) -> Stress:
     """Use TraCT until there were so many acquisitions and lookups, and so many nodes were killed.
 
-    Raises ``ValueError`` if a number cannot be, ``FlushUnsupportedError`` where ``native`` cannot.
+    ``profile`` is of the shared memory of an emulated pod: its caches, when posted write-backs
+    arrive, what it charges. Without one, caches are small and nothing is charged, so that as much
+    as possible happens. ``numa_node`` is where the region lies.
+
+    Raises ``ValueError`` if a number cannot be, ``FlushUnsupportedError`` where ``native`` cannot,
+    ``HostLimitError`` where the region cannot be bound.
     """
     if nodes < 2 or min(workers, acquisitions, lookups) < 1 or kills < 0 or patience_s <= 0:
         raise ValueError(
@@ -140,15 +154,19 @@ def run_stress(
         cache=CacheGeometry(sets=256, ways=4, posted=64),
         disturbance=Disturbance(evictions_per_million=400, fills_per_million=400),
     )
+    if profile is not None:
+        shape = on_profile(shape, profile)
+    tell = progress or (lambda what, done, total: None)
     with (
         NodeForker(prepare=[f"{programs.__name__}:warm_up"]) as forker,
-        LivePod(shape, forker=forker) as pod,
+        LivePod(shape, forker=forker, numa_node=numa_node) as pod,
     ):
+        await_programs(forker, tell)
         format_region(pod.memory(0), sizes, layout.region_bytes, zeroed=True)
         host = _Host(pod, layout, workers, patience_s, random.Random(seed))
         quota = _Quota(acquisitions, lookups, kills)
         try:
-            host.run(quota, progress or (lambda what, done, total: None))
+            host.run(quota, tell)
             host.check()
         except NodeTimeoutError as error:
             host.problems.append(f"{error}: it waits for ever")
@@ -160,6 +178,7 @@ def run_stress(
     p50, p99, longest = np.quantile(waits, (0.5, 0.99, 1.0)).tolist()
     return Stress(
         mode=mode,
+        profile=profile.name if profile is not None and mode != "native" else "",
         nodes=nodes,
         workers=workers,
         seed=seed,
@@ -176,6 +195,14 @@ def run_stress(
         problems=tuple(host.problems),
         elapsed_s=time.monotonic() - begin_s,
     )
+
+
+def await_programs(forker: NodeForker, tell: Told) -> None:
+    """Wait until the programs of node processes are compiled; the first time takes a minute."""
+    waited_s = 0
+    while not forker.prepared(timeout_s=1.0):
+        waited_s += 1
+        tell("compiling programs, s", waited_s, max(waited_s, COMPILING_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ def pod() -> PodOfTheTest:
 
 @pytest.fixture
 def live_pod() -> Iterator[Callable[..., LivePod]]:
-    """Make pods of real processes; the options are those of ``PodShape`` and ``LivePod``."""
+    """Make pods of real processes; the options are those of ``PodShape`` and ``LivePod``.
+
+    ``profile`` names a shared memory: its caches, arrival law and costs (``pod_profile``).
+    """
     from cxlbench.emu.pod_layout import PodShape
     from cxlbench.emu.pod_processes import LivePod
 
@@ -95,9 +98,16 @@ def live_pod() -> Iterator[Callable[..., LivePod]]:
             *,
             folder: Path | None = None,
             region: Path | None = None,
+            numa_node: int | None = None,
+            profile: str | None = None,
             **shape: Any,
         ) -> LivePod:
-            pod = LivePod(PodShape(region_bytes, **shape), folder=folder, region=region)
+            wanted = PodShape(region_bytes, **shape)
+            if profile is not None:
+                from cxlbench.harness.pod_profile import load_shared_memory, on_profile
+
+                wanted = on_profile(wanted, load_shared_memory(profile))
+            pod = LivePod(wanted, folder=folder, region=region, numa_node=numa_node)
             return made.enter_context(pod)
 
         yield make

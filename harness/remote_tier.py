@@ -7,7 +7,7 @@ joined when Master names them. Units: bytes, s.
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable
 
 from cxlbench.devices.copy_engine import CopyEngine
@@ -56,7 +56,7 @@ class RemoteTier:
             clock,
             spec.endpoint("master"),
             self._costs,
-            member=os.getpid() << 16 | worker,
+            member=secrets.randbits(46) << 16 | worker,
             name=self.name,
             timeout_s=spec.call_timeout_s,
         )
@@ -79,18 +79,28 @@ class RemoteTier:
         self._jobs = JobSet(clock)
 
     async def join(self, *, patience_s: float = 10.0) -> None:
-        """Wait until all nodes of the deployment are known, and go on looking for changes.
+        """Wait until all nodes of the deployment are known, and for ``patience_s`` at most.
 
-        Raises ``HostLimitError`` if they are not within ``patience_s``.
+        Nodes that are down then are missed by nobody: the tier works with the others, and takes
+        each in when Master names it. Raises ``HostLimitError`` if none is there.
         """
         give_up_s = self.clock.real() + patience_s
-        while not await self._look() and self.clock.real() < give_up_s:
+        while not await self._look():
+            if self.clock.real() >= give_up_s:
+                break
             await self.clock.sleep_until(self.clock.real() + LOOK_EVERY_S)
-        if len(self.nodes) < self.spec.nodes:
+        if not self.nodes:
             raise HostLimitError(
-                f"{len(self.nodes)} of {self.spec.nodes} nodes are there after {patience_s:g} s; "
-                f"is `cxlbench up` running in {self.spec.run_dir}?"
+                f"no node is there after {patience_s:g} s; is `cxlbench up` running in "
+                f"{self.spec.run_dir}?"
             )
+        if len(self.nodes) < self.spec.nodes:
+            self._jobs.spawn(self._look_on())
+
+    async def _look_on(self) -> None:
+        """Look for the nodes that are not known yet, until all are."""
+        while not await self._look():
+            await self.clock.sleep_until(self.clock.real() + LOOK_EVERY_S)
 
     async def _look(self) -> bool:
         """Ask Master for nodes; whether all are known."""

@@ -13,7 +13,6 @@ import pickle
 import selectors
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,8 +28,9 @@ from cxlbench.harness.fidelity import Pacing, judge, load_pacing
 from cxlbench.harness.replay import ReplayResult, ReplaySpec
 from cxlbench.harness.replay_share import TASK_FILE, Share, Task, share_file
 from cxlbench.harness.requests import Workload
-from cxlbench.harness.rig import DeviceProfile, RigSpec, run_folder
+from cxlbench.harness.rig import DeviceProfile, RigSpec
 from cxlbench.harness.rig_checks import check_rig
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.harness.serving import Outcome, Progress, TierCounts, summarize
 from cxlbench.harness.supervisor import Deployment, PartFailedError
 from cxlbench.harness.worker import RequestRecord
@@ -61,8 +61,8 @@ def replay_on_processes(
     """
     check_rig(spec.rig)
     with ExitStack() as stack:
-        files = None if folder is None else run_folder(folder, stack).absolute()
-        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cxlbench-")))
+        files = None if folder is None else stack.enter_context(run_folder(folder)).absolute()
+        run_dir = stack.enter_context(run_folder())
         deployment = replace(deployment, run_dir=run_dir, folder=files, record=True)
         running = stack.enter_context(Deployment(deployment))
         (run_dir / TASK_FILE).write_bytes(pickle.dumps(Task(workload, spec)))

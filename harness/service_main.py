@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 import secrets
 import signal
 import sys
@@ -76,12 +77,15 @@ def only_one(run_dir: Path, role: str) -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when the one that started it ends (Linux)."""
+    """Ask the kernel to kill this process when the one that started it ends (Linux).
+
+    Also if it is stopped then, and could not hear anything else for ever.
+    """
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
     with_errno = ctypes.CDLL(None, use_errno=True)
-    with_errno.prctl(pr_set_pdeathsig, signal.SIGTERM)
+    with_errno.prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("whoever started this process has ended meanwhile")
 
@@ -100,6 +104,11 @@ async def _until_told(clock: WallClock) -> None:
     await told
 
 
+def lease_s(spec: DeploymentSpec) -> float:
+    """Return how long a lease lasts, and so whatever is held for a reader: a read and some."""
+    return spec.deadline_s + 1
+
+
 def run_master(spec: DeploymentSpec) -> None:
     """Serve Master until told to end."""
     compile_kernels()
@@ -110,8 +119,8 @@ def run_master(spec: DeploymentSpec) -> None:
             clock,
             {},
             max_objects=objects_per_node * spec.nodes + 1024,
-            lease_s=spec.deadline_s + 1,
-            write_deadline_s=spec.deadline_s + 1,
+            lease_s=lease_s(spec),
+            write_deadline_s=lease_s(spec),
         )
 
     async def serve() -> None:
@@ -196,7 +205,7 @@ class _Node:
             )
             devices.append(make_device(clock, profile, site))
         block = scaled_bytes(spec.block_bytes, spec.scale, what="a KV block") // 8 * 8
-        fabric = Fabric(clock, seed=secrets.randbits(62))
+        fabric = Fabric(clock, seed=random.SystemRandom())
         manager = KvManager(
             clock,
             fabric,
@@ -229,6 +238,7 @@ class _Node:
             write_path=[nic.rx],
             latency_s=nic.latency_s,
             first_serial=secrets.randbits(48) + 1,
+            hold_s=lease_s(spec),
         )
         server = NodeServer(
             clock,
@@ -238,6 +248,7 @@ class _Node:
             master_endpoint=spec.endpoint("master"),
             epoch=secrets.randbits(62),
             max_objects=sum(d.capacity_bytes // object_extent_bytes(block) for d in devices),
+            hold_s=lease_s(spec),
             device_figures=lambda: _figures(devices),
         )
         try:

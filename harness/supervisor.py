@@ -26,6 +26,7 @@ from typing import IO, Literal, Self
 from cxlbench.emu.status import HostLimitError
 from cxlbench.harness.deployment import SPEC_FILE, DeploymentError, DeploymentSpec
 from cxlbench.harness.deployment_status import directory
+from cxlbench.harness.endings import heard_later
 
 Role = Literal["master", "node"]
 
@@ -122,26 +123,30 @@ class Deployment:
     def _take_run_dir(self) -> None:
         run_dir = self.spec.run_dir.absolute()
         missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-        try:
-            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._made = missing
-            lock = (run_dir / "up.lock").open("a")
-        except OSError as error:
-            raise HostLimitError(
-                f"cannot use {self.spec.run_dir} as run directory: {error.strerror}; "
-                "choose another (--run-dir)"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise DeploymentError(
-                [
-                    f"a deployment runs in {self.spec.run_dir} already: stop it, or choose another "
-                    "run directory (--run-dir)"
-                ]
-            ) from None
-        self._lock = lock
+        while self._lock is None:
+            try:
+                run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._made = missing
+                lock = (run_dir / "up.lock").open("a")
+            except OSError as error:
+                raise HostLimitError(
+                    f"cannot use {self.spec.run_dir} as run directory: {error.strerror}; "
+                    "choose another (--run-dir)"
+                ) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                raise DeploymentError(
+                    [
+                        f"a deployment runs in {self.spec.run_dir} already: stop it, or choose "
+                        "another run directory (--run-dir)"
+                    ]
+                ) from None
+            if _is_at(lock, run_dir / "up.lock"):
+                self._lock = lock
+            else:
+                lock.close()  # its last holder has removed it meanwhile
 
     def _await_orphans(self) -> None:
         """Wait for processes that an earlier ``up`` left when it was killed; they end by it."""
@@ -298,9 +303,16 @@ class Deployment:
     # -- ending ---------------------------------------------------------------------------------
 
     def stop(self, *, within_s: float = STOP_WITHIN_S, keep_run_dir: bool = False) -> None:
-        """End everything and remove what it left. May be called again."""
-        if self._lock is None:
-            return
+        """End everything and remove what it left. May be called again.
+
+        A further Ctrl-C or SIGTERM meanwhile is heard when it is done, which is soon.
+        """
+        if self._lock is not None:
+            with heard_later():
+                self._stop(within_s, keep_run_dir)
+
+    def _stop(self, within_s: float, keep_run_dir: bool) -> None:
+        assert self._lock is not None
         self.ended()
         nodes = [child for child in self._children.values() if child.role == "node"]
         masters = [child for child in self._children.values() if child.role == "master"]
@@ -358,6 +370,13 @@ def _end(children: list[_Child], within_s: float) -> int:
 def _says_anything(log: Path) -> bool:
     lines = log.read_text(errors="replace").splitlines()
     return any(line.strip() not in ("", "ready") for line in lines)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one at ``path``."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def _is_locked(path: Path) -> bool:

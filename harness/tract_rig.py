@@ -30,7 +30,8 @@ from cxlbench.devices.profile import (
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.pipe import Pipe
 from cxlbench.emu.pod_ops import LINE
-from cxlbench.emu.pod_virtual import PodCosts, VirtualPod
+from cxlbench.emu.pod_virtual import VirtualPod
+from cxlbench.harness.pod_profile import virtual_costs
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.tract.chains import stop_manager
 from cxlbench.tract.connector import DEADLINE_S, WINDOW_BYTES, TractConnector
@@ -60,17 +61,6 @@ class TractRigSpec:
     window_bytes: int = WINDOW_BYTES
     deadline_s: float = DEADLINE_S
     scale: float = 1
-
-
-def costs_of(profile: SharedType3Profile) -> PodCosts:
-    """Return what a profile says that the pod's operations cost."""
-    return PodCosts(
-        fill_s=profile.latency,
-        flush_s=profile.flush_latency,
-        invalidate_s=profile.flush_latency,
-        bytes_per_s=profile.bandwidth,
-        dma_latency_s=profile.latency,
-    )
 
 
 class TractRig:
@@ -107,7 +97,13 @@ class TractRig:
             snooped_payload=False,
         )
         region_bytes = region_bytes // LINE * LINE
-        self.pod = VirtualPod(clock, region_bytes, costs_of(memory), nodes=spec.nodes)
+        self.pod = VirtualPod(
+            clock,
+            region_bytes,
+            virtual_costs(memory),
+            nodes=spec.nodes,
+            fences_wait_for_arrival=memory.fence_waits,
+        )
         formatted = partial(format_region, zeroed=True)
         self.layout: Layout = self.pod.alone(formatted, sizes, region_bytes)
         lay = self.layout

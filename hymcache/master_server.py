@@ -24,6 +24,7 @@ from cxlbench.emu.wire_server import Peer, WireServer
 from cxlbench.hymcache import messages as m
 from cxlbench.hymcache.kv_manager import DeviceSpace
 from cxlbench.hymcache.master import Master, RemoteBlock
+from cxlbench.hymcache.members import Members
 from cxlbench.kv.results import KeyResult
 
 AVOID_S = 1.0
@@ -49,6 +50,8 @@ class NodeMirror:
         self.epoch = announced.epoch
         self.device_count = announced.device_count
         self.avoid_until_s = 0.0
+        self.taken_in = False
+        """Whether all that it has is known here. Until then nobody is told of it."""
         self.wire = WireClient(
             clock, announced.endpoint, sends=m.TO_NODE, name="Master", timeout_s=timeout_s
         )
@@ -145,7 +148,7 @@ class MasterServer:
         self.master: Master | None = None
         """Made when the first node tells how many objects it may hold."""
         self.mirrors: dict[int, NodeMirror] = {}
-        self._members: dict[bytes, set[int]] = {}
+        self._members = Members()
         self._jobs = JobSet(clock)
         self.server = WireServer(
             clock,
@@ -168,13 +171,9 @@ class MasterServer:
         if handler is not None and self.master is not None:
             handler(self.master, body)
 
-    def _member(self, peer: Peer, name: m.Name) -> m.Name:
-        self._members.setdefault(peer.address, set()).add(name[0])
-        return name
-
     def _peer_gone(self, peer: Peer) -> None:
-        if self.master is not None:
-            for member in self._members.pop(peer.address, ()):
+        for member in self._members.end(peer):
+            if self.master is not None:
                 self.master.drop_client(member)
         for mirror in list(self.mirrors.values()):
             if mirror.peer is peer:
@@ -183,14 +182,14 @@ class MasterServer:
     def _lookup(self, peer: Peer, body: m.Lookup) -> m.LookupAnswer:
         if self.master is None:
             return m.LookupAnswer([None] * len(body.keys), self.clock.now())
-        reply = self.master.lookup(self._member(peer, body.reader), body.keys, used=body.used)
+        reply = self.master.lookup(self._members.note(peer, body.reader), body.keys, used=body.used)
         places = [None if block is None else block.place for block in reply.blocks]
         return m.LookupAnswer(places, reply.lease_until_s)
 
     async def _allocate(self, peer: Peer, body: m.Allocate) -> m.AllocateAnswer:
         master = self.master
         now = self.clock.real()
-        avoid = {n.node for n in self.mirrors.values() if n.avoid_until_s > now}
+        avoid = {n.node for n in self.mirrors.values() if n.avoid_until_s > now or not n.taken_in}
         nothing = m.AllocateAnswer(-1, None, [KeyResult.NO_SPACE] * len(body.keys))
         if master is None:
             return nothing
@@ -208,7 +207,7 @@ class MasterServer:
         if self.mirrors.get(mirror.node) is not mirror or peer.address not in self.server.peers:
             return nothing
         reply = master.allocate_at(
-            self._member(peer, body.ticket), body.keys, body.size_bytes, place
+            self._members.note(peer, body.ticket), body.keys, body.size_bytes, place
         )
         return m.AllocateAnswer(reply.node, reply.device, list(reply.refusals))
 
@@ -248,14 +247,17 @@ class MasterServer:
             self._forget(known)
         if self.master is None:
             self.master = self._make_master(body.max_objects)
-        mirror = NodeMirror(self.clock, peer, body, timeout_s=self.node_timeout_s)
+        try:
+            mirror = NodeMirror(self.clock, peer, body, timeout_s=self.node_timeout_s)
+        except OSError as error:
+            return str(error)
         self.mirrors[body.node] = mirror
         self.master.add_node(mirror)
         try:
-            begin, more = 0, True
+            first, more = 0, True
             while more:
                 part = await mirror.wire.call(
-                    m.AskCatalog(begin), _CATALOG, timeout_s=self.catalog_timeout_s
+                    m.AskCatalog(first), _CATALOG, timeout_s=self.catalog_timeout_s
                 )
                 if self.mirrors.get(body.node) is not mirror:
                     return True
@@ -264,10 +266,11 @@ class MasterServer:
                 )
                 if refused:
                     mirror.free([(block.key, block.generation) for block in refused])
-                begin, more = begin + len(part.keys), part.more
+                first, more = part.next, part.more
         except WireError:
             self._forget(mirror)  # it does not tell what it has: it is to try again
             return False
+        mirror.taken_in = True
         return True
 
     def _forget(self, mirror: NodeMirror) -> None:
@@ -281,6 +284,7 @@ class MasterServer:
         return [
             m.NodeEntry(n.node, n.endpoint, n.epoch)
             for n in sorted(self.mirrors.values(), key=lambda n: n.node)
+            if n.taken_in
         ]
 
     def figures(self) -> dict[str, int | float | str]:
@@ -288,7 +292,7 @@ class MasterServer:
         figures: dict[str, int | float | str] = {
             "epoch": self.epoch,
             "clients": len(self.server.peers),
-            "nodes": len(self.mirrors),
+            "nodes": sum(mirror.taken_in for mirror in self.mirrors.values()),
             "refused peers": self.server.refused,
             "failed messages": self.server.failed,
         }

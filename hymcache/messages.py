@@ -19,7 +19,7 @@ from cxlbench.emu.wire import MessageSet
 from cxlbench.kv.identity import KEY_BYTES
 from cxlbench.kv.results import KeyResult
 
-VERSION = 1
+VERSION = 2
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 """Of a node, or of a device on it."""
@@ -272,17 +272,21 @@ class Free(_Message):
 
 
 class AskCatalog(_Message):
-    """Answered by ``Catalog``: part ``begin`` onward of what can be found on the node."""
+    """Answered by ``Catalog``: what can be found on the node, from generation ``first`` on.
 
-    begin: Count
+    By generation, not by number: objects come and go between two parts.
+    """
+
+    first: Count
 
 
 class Catalog(msgspec.Struct, array_like=True, frozen=True):
-    """Objects in the order of their generations, and whether there are more."""
+    """Objects in the order of their generations, whether there are more, and where they begin."""
 
     keys: list[Key]
     places: list[Place]
     more: bool
+    next: int
 
 
 ToNode: TypeAlias = (

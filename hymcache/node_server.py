@@ -10,6 +10,7 @@ Units: bytes, s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from cxlbench.emu.wire import WireClient, WireError
 from cxlbench.emu.wire_server import Peer, WireServer
 from cxlbench.hymcache import messages as m
 from cxlbench.hymcache.kv_manager import Grant, KvManager
+from cxlbench.hymcache.members import Members
 from cxlbench.hymcache.node_service import NodeService
 
 CATALOG_PART = 4096
@@ -50,9 +52,12 @@ class NodeServer:
         master_endpoint: str,
         epoch: int,
         max_objects: int,
+        hold_s: float = math.inf,
         device_figures: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """Serve ``manager``; no stream is held for longer than ``hold_s``, whatever is asked."""
         self.clock = clock
+        self._hold_s = hold_s
         self._device_figures = device_figures
         self.manager = manager
         self.service = NodeService(manager)
@@ -61,7 +66,7 @@ class NodeServer:
         self.max_objects = max_objects
         self._jobs = JobSet(clock)
         self._announcing: Job[None] | None = None
-        self._members: dict[bytes, set[int]] = {}
+        self._members = Members()
         self.server = WireServer(
             clock,
             endpoint,
@@ -122,13 +127,8 @@ class NodeServer:
 
     def _peer_gone(self, peer: Peer) -> None:
         self.carrier.drop_client(peer)
-        for member in self._members.pop(peer.address, ()):
+        for member in self._members.end(peer):
             self.service.drop_client(member)
-
-    def _member(self, peer: Peer, name: m.Name) -> m.Name:
-        """Note who chose the name, so that what is under it comes back with its process."""
-        self._members.setdefault(peer.address, set()).add(name[0])
-        return name
 
     def _open(self, peer: Peer, body: m.OpenNode) -> m.NodeMemory:
         carrier = self.carrier
@@ -136,10 +136,10 @@ class NodeServer:
 
     def _open_stream(self, peer: Peer, body: m.OpenStream) -> m.StreamAnswer:
         opened = self.service.open_stream(
-            self._member(peer, body.name),
+            self._members.note(peer, body.name),
             body.request_id,
             body.keys,
-            until_s=body.until_s,
+            until_s=min(body.until_s, self.clock.real() + self._hold_s),
             onto=body.onto,
         )
         return m.StreamAnswer(opened.start, opened.objects, list(opened.rkeys), list(opened.staged))
@@ -153,7 +153,7 @@ class NodeServer:
 
     def _reserve(self, peer: Peer, body: m.Reserve) -> list[Any]:
         answers = self.service.reserve(
-            self._member(peer, body.name), body.keys, body.size_bytes, device=body.device
+            self._members.note(peer, body.name), body.keys, body.size_bytes, device=body.device
         )
         return [
             m.GrantAnswer(a.token, a.rkey, a.address, a.generation, a.device)
@@ -190,13 +190,17 @@ class NodeServer:
         ]
 
     def _catalog(self, peer: Peer, body: m.AskCatalog) -> m.Catalog:
-        objects = sorted(self.manager.index.values(), key=lambda stored: stored.generation)
-        part = objects[body.begin : body.begin + CATALOG_PART]
-        node = self.manager.node
+        rest = [o for o in self.manager.index.values() if o.generation >= body.first]
+        rest.sort(key=lambda stored: stored.generation)
+        end = min(CATALOG_PART, len(rest))
+        while 0 < end < len(rest) and rest[end].generation == rest[end - 1].generation:
+            end += 1  # files of several makes may have numbered alike
+        part, node = rest[:end], self.manager.node
         return m.Catalog(
             [o.key for o in part],
             [(node, o.device, o.address, o.size_bytes, o.generation) for o in part],
-            body.begin + len(part) < len(objects),
+            end < len(rest),
+            part[-1].generation + 1 if part else body.first,
         )
 
     def figures(self) -> dict[str, int | str]:

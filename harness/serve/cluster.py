@@ -4,9 +4,10 @@ One request: a router gives it to a prefill server; it waits for GPU blocks ther
 GPU has of its prefix, looks the rest up in the tier and loads it, computes what is missing, and
 gets its first token. New blocks are offered to the tier beside that; those that the tier refused
 are offered again in a later turn. Apart, the prompt's KV then goes to a decode server
-(``handover.py``), which computes the first token's step and answers.
+(``handover.py``), which computes the first token's step and answers. Handed over through the tier,
+it also waits for blocks of the prompt that another request is just storing.
 
-GPU blocks are held until the answer has ended, the KV has been handed over and the stores are
+GPU blocks are held until the answer has ended, or the KV has been handed over, and the stores are
 over: the buffers of a store belong to the tier meanwhile. Every block that a tier delivers is
 checked against what it must be.
 
@@ -20,14 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cxlbench.emu.clock import Clock, Job, JobSet
+from cxlbench.emu.sync import Signal
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.requests import Request
-from cxlbench.harness.serve.gpu_pool import GpuPool, Holding
+from cxlbench.harness.serve.gpu_pool import GpuPool, Holding, Users
 from cxlbench.harness.serve.gpu_server import GpuServer
+from cxlbench.harness.serve.gpu_server import Sequence as GpuSequence
 from cxlbench.harness.serve.handover import LinkHandover, LinkHandoverSpec
 from cxlbench.harness.serve.roofline import ModelDoesNotFitError, Roofline
 from cxlbench.harness.serve.routing import Router, Routing
-from cxlbench.harness.serve.served import Served
+from cxlbench.harness.serve.served import Population, Served
 from cxlbench.harness.tiers.tier import Tier
 from cxlbench.harness.worker import StoreCounters
 from cxlbench.kv.connector import Connector
@@ -69,6 +72,16 @@ class ClusterSpec:
         return blocks
 
 
+@dataclass(frozen=True, slots=True)
+class _HandedOver:
+    """A prompt whose KV has come to a decode server."""
+
+    server: GpuServer
+    holding: Holding
+    tokens: int
+    """Of the prompt, that are still to be computed."""
+
+
 class Cluster:
     """The running servers. ``serve`` each request; ``settle`` before the end."""
 
@@ -86,6 +99,7 @@ class Cluster:
         self.stores = StoreCounters()
         self.wrong_blocks = 0
         self.served: list[Served] = []
+        self.population = Population()
         self._content = content
         self._keys_of = keys_of
         self._jobs = JobSet(clock)
@@ -93,6 +107,8 @@ class Cluster:
         self._computed: set[int] = set()
         self._refused: list[set[bytes]] = [set() for _ in range(spec.prefill_servers)]
         """Blocks that the tier did not take, by the server that offered them."""
+        self._storing: dict[bytes, Signal[None]] = {}
+        """Blocks that are just being stored, with what tells the end of the first such store."""
         self._next_decoder = 0
         self.prefill = [self._server(f"prefill{n}") for n in range(spec.prefill_servers)]
         self.decode = [self._server(f"decode{n}") for n in range(spec.decode_servers)]
@@ -106,6 +122,11 @@ class Cluster:
         spec = self.spec
         pool = GpuPool(self.clock, spec.pool_blocks, caching=spec.prefix_caching, name=name)
         return GpuServer(self.clock, self._jobs, spec.roofline, pool, name=name)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a block as the tier has it: scaled, where its rig is."""
+        return self._content.nbytes
 
     async def serve(self, request: Request) -> Served:
         """Serve one request to its last token."""
@@ -129,16 +150,20 @@ class Cluster:
             matched=0,
             arrival_s=clock.now(),
         )
+        self.population.change(clock.now(), 1)
         try:
             blocks = self._blocks(request.input_tokens + answer)
             holding = await server.pool.admit(keys, reusable, blocks)
-            users = _Users(server.pool, holding)
+            users = Users(server.pool, holding)
             try:
-                await self._prefill(request, keys, record, server, users, answer)
+                handed_over = await self._prefill(request, keys, record, server, users, answer)
             finally:
                 users.leave()
         finally:
             self._router.done(number)
+        if handed_over is not None:
+            await self._decode(request, record, handed_over)
+        self.population.change(clock.now(), -1)
         self.served.append(record)
         return record
 
@@ -151,25 +176,26 @@ class Cluster:
         keys: Sequence[bytes],
         record: Served,
         server: GpuServer,
-        users: _Users,
+        users: Users,
         answer: int,
-    ) -> None:
+    ) -> _HandedOver | None:
+        """Compute what is missing; answer, or hand the KV over to who answers."""
         clock, block_tokens = self.clock, self.spec.block_tokens
         connector = self.tier.connector(record.server)
         record.schedule_s = clock.now() - record.arrival_s
         record.matched = users.holding.matched
-        storing = False
+        released = connector is None
         try:
             if connector is not None:
                 await self._load(request, keys[: record.reusable], record, connector)
             record.seen = self._seen(request.block_ids[: record.reusable])
             have = record.matched + record.loaded
             tokens = max(1, request.input_tokens - have * block_tokens)
-            early = self._send_early(request, record)
             begin_s = clock.now()
             sequence = server.start(
                 prompt_tokens=tokens, context=request.input_tokens - tokens, answer_tokens=answer
             )
+            early = self._send_early(request, record, sequence)
             await sequence.prefilled.wait()
             record.schedule_s += sequence.started_s - begin_s
             record.compute_s = sequence.first_token_s - sequence.started_s
@@ -179,16 +205,19 @@ class Cluster:
             store = None
             if connector is not None:
                 store = self._offer(request, keys, have, record, connector, users)
-                storing = store is not None
+                if store is None:
+                    connector.release(request.request_id)
+                released = True  # or the store does it
             if self.decode:
-                await self._hand_over(request, keys, record, early, store)
-            else:
-                record.first_token_s = sequence.first_token_s
-                await sequence.ended.wait()
-                record.end_s = sequence.last_token_s
+                return await self._hand_over(request, keys, record, early, store)
+            record.first_token_s = sequence.first_token_s
+            record.late_s = clock.real() - clock.now()
+            await sequence.ended.wait()
+            record.end_s = sequence.last_token_s
         finally:
-            if connector is not None and not storing:
+            if connector is not None and not released:
                 connector.release(request.request_id)
+        return None
 
     def _seen(self, block_ids: Sequence[int]) -> int:
         computed = self._computed
@@ -220,6 +249,8 @@ class Cluster:
         buffers = [content.empty() for _ in keys]
         done = await connector.submit_load(request_id, keys, buffers).done.wait()
         for key, buffer, result in zip(keys, buffers, done.results, strict=True):
+            if not content.phantom:
+                await self.clock.breathe()
             if result.delivered and not content.holds(buffer, key):
                 self.wrong_blocks += 1
             content.recycle(buffer)
@@ -232,7 +263,7 @@ class Cluster:
         have: int,
         record: Served,
         connector: Connector,
-        users: _Users,
+        users: Users,
     ) -> Job[None] | None:
         """Offer new blocks, and those refused earlier, beside the answer; heads first."""
         refused = self._refused[record.server]
@@ -241,7 +272,10 @@ class Cluster:
         if not offered:
             return None
         users.join()
-        return self._jobs.spawn(self._store(record, offered, refused, connector, users))
+        over: Signal[None] = Signal(self.clock)
+        for key in offered:
+            self._storing.setdefault(key, over)
+        return self._jobs.spawn(self._store(record, offered, refused, connector, users, over))
 
     async def _store(
         self,
@@ -249,11 +283,16 @@ class Cluster:
         keys: Sequence[bytes],
         refused: set[bytes],
         connector: Connector,
-        users: _Users,
+        users: Users,
+        over: Signal[None],
     ) -> None:
         content, stores = self._content, self.stores
         try:
-            buffers = [content.make(key) for key in keys]
+            buffers = []
+            for key in keys:
+                if not content.phantom:
+                    await self.clock.breathe()
+                buffers.append(content.make(key))
             ticket = connector.submit_store(record.request_id, keys, buffers)
             # Not before: the tier appends a chain to where the open request found its blocks.
             connector.release(record.request_id)
@@ -275,9 +314,15 @@ class Cluster:
             connector.poll()
         finally:
             users.leave()
+            for key in keys:
+                if self._storing.get(key) is over:
+                    del self._storing[key]
+            over.set(None)
 
-    def _send_early(self, request: Request, record: Served) -> Job[None] | None:
-        """Begin to send the layers of a prompt while it is computed, where that is asked for."""
+    def _send_early(
+        self, request: Request, record: Served, sequence: GpuSequence
+    ) -> Job[None] | None:
+        """Send the layers of a prompt while it is computed, where that is asked for."""
         if not self.decode:
             return None
         record.decoder = self._next_decoder
@@ -287,7 +332,13 @@ class Cluster:
         nbytes = self.handover.early_bytes(self._kv_bytes(request))
         if not nbytes:
             return None
-        return self._jobs.spawn(self.handover.send(record.server, record.decoder, nbytes))
+        return self._jobs.spawn(self._early(record, sequence, self.handover, nbytes))
+
+    async def _early(
+        self, record: Served, sequence: GpuSequence, handover: LinkHandover, nbytes: int
+    ) -> None:
+        await sequence.started.wait()
+        await handover.send(record.server, record.decoder, nbytes)
 
     def _kv_bytes(self, request: Request) -> int:
         return request.input_tokens * self.spec.roofline.shape.kv_bytes_per_token()
@@ -299,7 +350,8 @@ class Cluster:
         record: Served,
         early: Job[None] | None,
         store: Job[None] | None,
-    ) -> None:
+    ) -> _HandedOver:
+        """Wait for blocks on the decode server, and for the prompt's KV in them."""
         clock = self.clock
         decoder = self.decode[record.decoder]
         begin_s = clock.now()
@@ -320,21 +372,30 @@ class Cluster:
                 record.write_s += record.decode_read_s
             else:
                 tokens = await self._through_tier(request, keys, record, store, begin_s)
-            begin_s = clock.now()
-            sequence = decoder.start(
-                prompt_tokens=tokens,
-                context=request.input_tokens - tokens,
+        except BaseException:
+            decoder.pool.free(holding)
+            raise
+        return _HandedOver(decoder, holding, tokens)
+
+    async def _decode(self, request: Request, record: Served, at: _HandedOver) -> None:
+        """Compute what did not come, and answer."""
+        begin_s = self.clock.now()
+        try:
+            sequence = at.server.start(
+                prompt_tokens=at.tokens,
+                context=request.input_tokens - at.tokens,
                 answer_tokens=record.output_tokens,
             )
             await sequence.prefilled.wait()
             record.schedule_s += sequence.started_s - begin_s
             record.compute_s += sequence.first_token_s - sequence.started_s
-            record.computed_tokens += tokens - 1
+            record.computed_tokens += at.tokens - 1
             record.first_token_s = sequence.first_token_s
+            record.late_s = self.clock.real() - self.clock.now()
             await sequence.ended.wait()
             record.end_s = sequence.last_token_s
         finally:
-            decoder.pool.free(holding)
+            at.server.pool.free(at.holding)
 
     async def _through_tier(
         self,
@@ -359,8 +420,7 @@ class Cluster:
         # The same chain has a request of another number on each side.
         number = -1 - request.request_id
         try:
-            ticket = connector.submit_lookup(number, keys, self._content.nbytes)
-            found = (await ticket.done.wait()).leading_hits
+            found = await self._find_all(number, keys, connector)
             if found:
                 record.decode_loaded = await self._read(number, keys[:found], connector)
         finally:
@@ -369,6 +429,23 @@ class Cluster:
         record.decode_read_s = clock.now() - written_s
         record.read_s += record.decode_read_s
         return max(1, request.input_tokens - record.decode_loaded * spec.block_tokens)
+
+    async def _find_all(self, number: int, keys: Sequence[bytes], connector: Connector) -> int:
+        """Look a prompt up, again when blocks that another request was just storing are there.
+
+        Such a block is EXISTS for its second writer and not yet findable. Each wait is for one
+        store, which the tier bounds, and each further look-up must have found more than the last.
+        """
+        before = -1
+        while True:
+            ticket = connector.submit_lookup(number, keys, self._content.nbytes)
+            found = (await ticket.done.wait()).leading_hits
+            other = self._storing.get(keys[found]) if found < len(keys) else None
+            if other is None or found <= before:
+                return found
+            before = found
+            connector.release(number)
+            await other.wait()
 
     async def settle(self) -> None:
         """Wait until all stores have ended."""
@@ -382,22 +459,3 @@ class Cluster:
         """Return the GPU blocks that are still held, by server."""
         servers = [*self.prefill, *self.decode]
         return {f"{s.name} blocks": s.pool.used for s in servers if s.pool.used}
-
-
-class _Users:
-    """Counts who still needs a request's GPU blocks; the last one frees them."""
-
-    def __init__(self, pool: GpuPool, holding: Holding) -> None:
-        self.holding = holding
-        self._pool = pool
-        self._count = 1
-
-    def join(self) -> None:
-        """Need them, too."""
-        self._count += 1
-
-    def leave(self) -> None:
-        """Need them no more."""
-        self._count -= 1
-        if not self._count:
-            self._pool.free(self.holding)

@@ -1,9 +1,9 @@
 """What must be true of every run of a cluster, whatever the tier: the books are balanced.
 
 Each law is computed from two independent counts, so that a request that was lost, a token that was
-computed twice or a pipe that was booked before its time shows.
+computed twice, a block that came from nowhere or a pipe that was booked before its time shows.
 
-Units: requests, tokens, blocks, s.
+Units: requests, tokens, blocks, bytes, s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def laws_of(
     cluster: Cluster,
     workload: Workload,
     pipes: Sequence[Pipe],
-    duration_s: float,
     settled_s: float,
     held: Mapping[str, int],
     complete: bool,
@@ -70,6 +69,7 @@ def laws_of(
             f"{prompts} asked, {reused} reused, {computed} computed",
         )
     )
+    laws.append(_blocks(cluster))
 
     answers = sum(r.output_tokens for r in served) + again
     given = sum(s.counters.answer_tokens for s in servers)
@@ -100,7 +100,8 @@ def laws_of(
         Law("no pipe is busy for longer than the run", not over, ", ".join(over) or "none is")
     )
 
-    laws.append(_little(cluster, duration_s))
+    laws.append(_bytes(cluster, pipes))
+    laws.append(_little(cluster))
     laws.append(
         Law(
             "nothing is held at rest",
@@ -118,26 +119,53 @@ def laws_of(
     return tuple(laws)
 
 
-def _little(cluster: Cluster, duration_s: float) -> Law:
+def _blocks(cluster: Cluster) -> Law:
+    """Blocks come from somewhere: what is reused was announced, and computed, before."""
+    wrong = [
+        record.request_id
+        for record in cluster.served
+        if not 0 <= record.loaded <= record.found <= record.reusable - record.matched
+        or not record.matched + record.loaded <= record.seen <= record.reusable
+    ]
+    stored = sum(record.stored for record in cluster.served)
+    ok = not wrong and stored == cluster.stores.stored
+    which = f", requests {wrong[:5]}" if wrong else ""
+    return Law(
+        "no block is reused that was not computed, or stored that was not offered",
+        ok,
+        f"{stored} stored for requests, {cluster.stores.stored} by the cluster{which}",
+    )
+
+
+def _bytes(cluster: Cluster, pipes: Sequence[Pipe]) -> Law:
+    """Bytes go through pipes: those handed over all ports, those of a tier one pipe at least."""
+    shape, block_bytes = cluster.spec.roofline.shape, cluster.content_bytes
+    delivered = sum(r.loaded + r.decode_loaded for r in cluster.served) * block_bytes
+    handover = cluster.handover
+    mine = handover.pipes if handover is not None else []
+    through = sum(pipe.moved_bytes for pipe in pipes if pipe not in mine)
+    ok, detail = delivered <= through, f"{delivered} delivered, {through} through the tier's pipes"
+    if handover is not None:
+        asked = sum(r.input_tokens for r in cluster.served) * shape.kv_bytes_per_token()
+        out = sum(pipe.moved_bytes for pipe in handover.ports_out)
+        inward = sum(pipe.moved_bytes for pipe in handover.ports_in)
+        ok = ok and asked == out == inward
+        detail += f"; {asked} to hand over, {out} sent, {inward} received"
+    return Law("bytes that arrive were sent", ok, detail)
+
+
+def _little(cluster: Cluster) -> Law:
     """Little's law: the mean number in the system is the rate times the mean time in it.
 
-    The number in the system is integrated over the events; rate and mean time come from records.
+    The number in the system is integrated as requests come and go; rate and mean time come from
+    their records.
     """
-    name = "Little's law"
-    served = cluster.served
-    if not served or not duration_s:
-        return Law(name, True, "nothing served")
-    events = sorted(
-        [(r.arrival_s, 1) for r in served] + [(r.end_s, -1) for r in served],
-        key=lambda event: (event[0], -event[1]),
-    )
-    area, inside, before_s = 0.0, 0, events[0][0]
-    for at_s, change in events:
-        area += inside * (at_s - before_s)
-        inside += change
-        before_s = at_s
-    span_s = before_s - events[0][0]
-    rate_times_w = sum(r.e2e_s for r in served) / span_s if span_s else 0.0
-    mean_inside = area / span_s if span_s else 0.0
-    ok = inside == 0 and abs(mean_inside - rate_times_w) <= SLACK * max(rate_times_w, 1.0)
-    return Law(name, ok, f"L = {mean_inside:.4f}, lambda W = {rate_times_w:.4f}")
+    served, population = cluster.served, cluster.population
+    span_s = population.last_s - population.first_s
+    if not span_s:
+        return Law("Little's law", not population.inside, f"{population.inside} inside")
+    rate_times_w = len(served) / span_s * sum(r.e2e_s for r in served) / max(len(served), 1)
+    mean_inside = population.area_s / span_s
+    ok = not population.inside and population.entered == len(served)
+    ok = ok and abs(mean_inside - rate_times_w) <= SLACK * max(rate_times_w, 1.0)
+    return Law("Little's law", ok, f"L = {mean_inside:.4f}, lambda W = {rate_times_w:.4f}")

@@ -2,7 +2,8 @@
 
 - *Open loop*: at their arrival times, whatever the cluster does.
 - *Rounds*: ``concurrency`` requests at a time, all sessions' first turns, then all second turns,
-  and so on; a turn never starts before its predecessor has ended. That is how conversations whose
+  and so on; a turn never starts before its predecessor has ended, and a conversation that another
+  one waits for comes in an earlier round. That is how conversations whose
   working set must grow with the turns are run (HyMCache's figures by turn).
 - *Sessions*: ``concurrency`` sessions at a time, each to its end, with its think times.
 
@@ -12,7 +13,7 @@ Units: s.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cxlbench.emu.clock import Clock, JobSet
@@ -55,13 +56,13 @@ async def drive(
     progress: Callable[[int, int], None] = lambda *_: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Serve ``workload``; return whether all of it was, or ``stopping`` cut it short."""
+    """Serve ``workload``; return True, or False if ``stopping`` cut it short."""
     jobs = JobSet(clock)
     driver = _Driver(clock, cluster, workload, how, progress, stopping)
     if how.order is Order.OPEN:
         jobs.spawn(driver.open_loop(jobs))
     elif how.order is Order.ROUNDS:
-        queue = iter(sorted(workload.requests, key=lambda r: (r.turn, r.request_id)))
+        queue = iter(in_rounds(workload.requests))
         for _ in range(how.concurrency):
             jobs.spawn(driver.take_requests(queue))
     else:
@@ -74,7 +75,16 @@ async def drive(
     except BaseException:
         await jobs.cancel()
         raise
-    return driver.done == len(workload.requests)
+    return not driver.stopped
+
+
+def in_rounds(requests: Sequence[Request]) -> list[Request]:
+    """Return requests by their turns; what a request waits for comes in an earlier round."""
+    rounds: list[int] = []
+    for request in requests:
+        before = 0 if request.after is None else rounds[request.after]
+        rounds.append(max(request.turn, before + 1))
+    return sorted(requests, key=lambda request: (rounds[request.request_id], request.request_id))
 
 
 class _Driver:
@@ -88,17 +98,24 @@ class _Driver:
         stopping: Callable[[], bool],
     ) -> None:
         self.done = 0
+        self.stopped = False
+        """Whether a request was left out."""
         self._clock = clock
         self._cluster = cluster
         self._how = how
         self._progress = progress
-        self._stopping = stopping
+        self._asked_to_stop = stopping
         self._requests = workload.requests
         self._ended: dict[int, Signal[None]] = {
             request.after: Signal(clock)
             for request in workload.requests
             if request.after is not None
         }
+
+    def _stopping(self) -> bool:
+        """Whether the next request is left out, and so all that follow."""
+        self.stopped = self.stopped or self._asked_to_stop()
+        return self.stopped
 
     async def _serve(self, request: Request) -> None:
         await self._cluster.serve(request)

@@ -163,3 +163,22 @@ class GpuPool:
                 return
             self._waiting.popleft()
             first.turn.set_result(holding)
+
+
+class Users:
+    """Counts who still needs a request's blocks; the last one frees them."""
+
+    def __init__(self, pool: GpuPool, holding: Holding) -> None:
+        self.holding = holding
+        self._pool = pool
+        self._count = 1
+
+    def join(self) -> None:
+        """Need them, too."""
+        self._count += 1
+
+    def leave(self) -> None:
+        """Need them no more."""
+        self._count -= 1
+        if not self._count:
+            self._pool.free(self.holding)

@@ -28,10 +28,11 @@ class Sequence:
     """Tokens whose KV is there."""
     answer_left: int
     """Tokens of the answer that are to come."""
+    started: Signal[None]
+    """The first chunk of the prompt begins."""
     prefilled: Signal[None]
     ended: Signal[None]
     started_s: float = -1.0
-    """When the first chunk began."""
     first_token_s: float = -1.0
     last_token_s: float = -1.0
 
@@ -64,11 +65,6 @@ class GpuServer:
         self._answers: list[Sequence] = []
         self._running = False
 
-    @property
-    def tokens_waiting(self) -> int:
-        """Prompt tokens that are to be computed: the load that a router sees."""
-        return sum(sequence.prompt_left for sequence in self._prompts)
-
     def start(self, *, prompt_tokens: int, context: int, answer_tokens: int) -> Sequence:
         """Put a sequence into the batch; at least one token of its prompt must be computed."""
         if prompt_tokens < 1 or answer_tokens < 1:
@@ -76,8 +72,9 @@ class GpuServer:
                 f"{self.name}: a sequence computes at least one token of its prompt and of its "
                 f"answer, got {prompt_tokens} and {answer_tokens}"
             )
+        clock = self.clock
         sequence = Sequence(
-            prompt_tokens, context, answer_tokens, Signal(self.clock), Signal(self.clock)
+            prompt_tokens, context, answer_tokens, Signal(clock), Signal(clock), Signal(clock)
         )
         self._prompts.append(sequence)
         if not self._running:
@@ -97,6 +94,7 @@ class GpuServer:
             for sequence, tokens in chunks:
                 if sequence.started_s < 0:
                     sequence.started_s = clock.now()
+                    sequence.started.set(None)
                 work.add_chunk(tokens, sequence.context)
             step_s = self.roofline.step_s(work)
             counters.steps += 1

@@ -60,8 +60,9 @@ class LinkHandover:
             CopyEngine(clock, spec.copy_engine, name=f"decode{n}.pd-copy") for n in range(decode)
         ]
         self.moved_bytes = 0
-        self.pipes: list[Pipe] = [link.tx for link in self._out]
-        self.pipes += [link.rx for link in self._in]
+        self.ports_out: list[Pipe] = [link.tx for link in self._out]
+        self.ports_in: list[Pipe] = [link.rx for link in self._in]
+        self.pipes: list[Pipe] = self.ports_out + self.ports_in
         self.pipes += [copy.pipe for copy in self._copies_out + self._copies_in]
 
     def early_bytes(self, nbytes: int) -> int:

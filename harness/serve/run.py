@@ -132,10 +132,14 @@ def simulate(
     seed: int = 0,
     log_blocks: bool = False,
     clock: Clock | None = None,
+    content: BlockContent | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Simulated:
     """Serve ``workload`` on a cluster with a tier, in virtual time unless a clock is given.
+
+    ``content`` makes the blocks where they are not tags of the full size: real bytes, at the scale
+    of the tier that ``tier`` makes.
 
     Raises:
         ModelDoesNotFitError, PromptTooLongError: the GPUs are too small.
@@ -147,7 +151,10 @@ def simulate(
     gc.disable()  # reference counts free nearly everything; collections would cost a third more
     try:
         with clock or VirtualClock() as running:
-            run = _Run(running, workload, spec, tier, profile, options or {}, seed, log_blocks)
+            content = content or BlockContent(spec.block_bytes // 8 * 8, phantom=True, seed=seed)
+            run = _Run(
+                running, workload, spec, tier, profile, options or {}, seed, log_blocks, content
+            )
             return running.run(run.all(how, progress, stopping))
     finally:
         if collecting:
@@ -165,6 +172,7 @@ class _Run:
         options: Mapping[str, object],
         seed: int,
         log_blocks: bool,
+        content: BlockContent,
     ) -> None:
         self.clock = clock
         self.workload = workload
@@ -188,7 +196,6 @@ class _Run:
             kv_layout="block",
             block_tokens=spec.block_tokens,
         )
-        content = BlockContent(spec.block_bytes // 8 * 8, phantom=True, seed=seed)
         self.cluster = Cluster(clock, spec, self.tier, content, self._keys_of)
 
     def _keys_of(self, request: Request) -> Sequence[bytes]:
@@ -219,22 +226,24 @@ class _Run:
         finally:
             await tier.close()
         settled_s = clock.now()
-        return self._summary(end_s - begin_s, settled_s - begin_s, held, complete=complete)
+        # The longest a pipe can have been busy: stores and flushes go on behind the last answer.
+        idle_s = max([settled_s, *(pipe.idle_at_s for pipe in self._pipes())])
+        return self._summary(end_s - begin_s, idle_s - begin_s, held, complete=complete)
+
+    def _pipes(self) -> list[Pipe]:
+        handover = self.cluster.handover
+        return [*self.tier.pipes, *(handover.pipes if handover is not None else ())]
 
     def _summary(
-        self, duration_s: float, settled_s: float, held: dict[str, int], *, complete: bool
+        self, duration_s: float, idle_s: float, held: dict[str, int], *, complete: bool
     ) -> Simulated:
         cluster, tier = self.cluster, self.tier
         served = sorted(cluster.served, key=lambda record: record.request_id)
         servers = [*cluster.prefill, *cluster.decode]
-        pipes: list[Pipe] = list(tier.pipes)
-        if cluster.handover is not None:
-            pipes += cluster.handover.pipes
+        pipes = self._pipes()
         gaps = np.concatenate(
             [np.asarray(s.counters.token_gaps_s, dtype=float) for s in servers] or [np.empty(0)]
         )
-        # The longest a pipe can have been busy: stores and flushes go on behind the last answer.
-        idle_s = max([settled_s, *(pipe.idle_at_s for pipe in pipes)])
         return Simulated(
             tier=tier.name,
             served=tuple(served),
@@ -248,7 +257,7 @@ class _Run:
             gpu_busy={s.name: s.counters.busy_s / duration_s for s in servers if duration_s},
             pipe_busy={p.name: p.busy_s / idle_s for p in pipes if idle_s},
             pipe_bytes={p.name: p.moved_bytes for p in pipes},
-            laws=laws_of(cluster, self.workload, pipes, duration_s, idle_s, held, complete),
+            laws=laws_of(cluster, self.workload, pipes, idle_s, held, complete),
             complete=complete,
             timers=self.clock.timers,
             callbacks=self.clock.callbacks,

@@ -13,6 +13,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class Population:
+    """How many requests are in a cluster, integrated over time as they come and go."""
+
+    inside: int = 0
+    area_s: float = 0.0
+    """Requests times seconds so far."""
+    first_s: float = 0.0
+    last_s: float = 0.0
+    """When somebody came or went."""
+    entered: int = 0
+
+    def change(self, now_s: float, by: int) -> None:
+        """Note that ``by`` requests came (negative: went)."""
+        if not self.entered:
+            self.first_s = now_s
+        else:
+            self.area_s += self.inside * (now_s - self.last_s)
+        self.entered += max(by, 0)
+        self.inside += by
+        self.last_s = now_s
+
+
 @dataclass(slots=True, kw_only=True)
 class Served:
     """One request."""
@@ -50,6 +73,8 @@ class Served:
     compute_s: float = 0.0
     write_s: float = 0.0
     first_token_s: float = 0.0
+    late_s: float = 0.0
+    """How much later the host really had the first token; 0 in virtual time."""
     end_s: float = 0.0
 
     @property

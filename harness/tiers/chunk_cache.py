@@ -13,7 +13,7 @@ Units: bytes, s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from cxlbench.harness.tiers.block_store import BlockStore, Entry
 from cxlbench.harness.tiers.plain_work import Asked, Offer, Payload
@@ -28,6 +28,15 @@ def pieces_of(offer: Offer, each: int) -> Iterator[tuple[int, int, bool]]:
         end = begin + each - (offer.position + begin) % each
         yield begin, min(end, count), end <= count
         begin = end
+
+
+def chunks_of(offer: Offer, keys: Container[bytes], each: int) -> list[tuple[int, int]]:
+    """Return begin and end of a group's whole chunks that are among ``keys``."""
+    return [
+        (begin, end)
+        for begin, end, whole in pieces_of(offer, each)
+        if whole and offer.keys[end - 1] in keys
+    ]
 
 
 def chunk_payload(offer: Offer, begin: int, end: int, each: int) -> tuple[Payload, ...]:
@@ -88,12 +97,10 @@ class ChunkCache:
     def commit(self, offer: Offer, keys: Sequence[bytes]) -> list[Entry]:
         """Make the reserved chunks of ``keys`` findable, and return them."""
         kept = []
-        for begin, end, whole in pieces_of(offer, self.chunk_blocks):
-            last = offer.keys[end - 1]
-            if whole and last in keys:
-                entry = self.store.entry(last)
-                self.store.commit(entry, chunk_payload(offer, begin, end, self.chunk_blocks))
-                kept.append(entry)
+        for begin, end in chunks_of(offer, keys, self.chunk_blocks):
+            entry = self.store.entry(offer.keys[end - 1])
+            self.store.commit(entry, chunk_payload(offer, begin, end, self.chunk_blocks))
+            kept.append(entry)
         return kept
 
     def abandon(self, keys: Sequence[bytes]) -> None:

@@ -8,7 +8,9 @@ takes memory before it copies, and ends at the first chunk for which there is no
 Options: ``capacity_bytes`` of each server, ``cache`` and ``copy_engine`` name profiles.
 
 Units: bytes, tokens, s. Left out: the layout change in the copy, hash computation by token, the
-blocking of the engine's step by a synchronous store.
+blocking of the engine's step by a synchronous store. A chunk is rounded down to whole blocks.
+LMCache counts a lookup's hits from the head of the prompt, also over what the GPU has, and stores
+again what is missing there; here a lookup begins behind the GPU's blocks.
 """
 
 from __future__ import annotations

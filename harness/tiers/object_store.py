@@ -5,16 +5,31 @@ asks the master for their places, which leases them, and reads them; then they g
 the room is given back when all are there. A get that has not ended by its timeout has nothing, and
 the prompt is computed; blocks whose lease ended before their bytes were there are lost, too.
 
-A *put* needs room in the same buffer. Where there is none within ``buffer_wait``, the store ends
-there; a put that takes longer than its timeout is revoked. Both break the chain: blocks behind are
-stored or not, but the next lookup ends at the gap. The engine offers such blocks again when a later
-turn has computed them again.
+Blocks come and go through LMCache, since HyMCache §6.1.3 has them in CPU-side staging buffers: its
+memory (``max_local_cpu_size``) is the transfer buffer. A *store* copies the blocks into it, and
+then the GPU's are free: LMCache's ``StorageManager.batched_put`` only submits the *put*, and
+``MooncakestoreConnector`` reads the host memory (``batch_put_from``) in a thread. So a store's
+ticket ends with the copies; the put goes on and holds its room; its failures show in the counter
+``failed_puts`` and in later lookups. (vLLM's own ``MooncakeStoreConnector`` has no such buffer: it
+puts from GPU memory and holds the request's blocks until then.) Where there is no room within
+``buffer_wait``, the store ends there (``LMCacheEngine.store``, ``force_store_wait`` off).
+
+A put that takes longer than its timeout is reported as failed by LMCache, but the thread is not
+stopped: it puts the object all the same, and (since LMCache shields it) the memory is held until it
+has. ``late_puts`` chooses: "keep" is that, counted as ``late_put_blocks``; "revoke" loses the
+blocks. A gap breaks the chain: blocks behind are stored or not, but the next lookup ends there. The
+engine offers such blocks again when a later turn has computed them again.
+
+A lease is granted by every look (``ExistKey``, ``GetReplicaList``), none by the end of a put
+(``PutEnd``); the client refuses bytes that came after the lease (``LEASE_EXPIRED``).
 
 Options of all such tiers: ``capacity_bytes`` in all, ``buffer_bytes`` of each server,
-``put_timeout_s``, ``get_timeout_s``, ``buffer_wait_s``; ``store`` and ``copy_engine`` name
-profiles.
+``put_timeout_s``, ``late_puts``, ``get_timeout_s``, ``buffer_wait_s``; ``store`` and
+``copy_engine`` name profiles.
 
-Units: bytes, s. Left out: the metadata of the transfer engine, registration of memory.
+Units: bytes, s. Left out: the metadata of the transfer engine, registration of memory, its own
+timeout of a minute; LMCache's chunks (an object is one block of the engine, as vLLM's connector has
+it); storing again what the lookup missed although the GPU has it, which LMCache does.
 """
 
 from __future__ import annotations
@@ -54,12 +69,14 @@ class ObjectStoreTier(PlainTier):
         capacity = options.number("capacity_bytes", self.default_capacity())
         buffer = options.number("buffer_bytes", profile.transfer_buffer)
         self.put_timeout_s = options.number("put_timeout_s", profile.put_timeout)
+        self.revokes = options.choice("late_puts", "keep", ("keep", "revoke")) == "revoke"
         handling = Handling(
             staging_bytes=check_capacity(name, "a transfer buffer", buffer, block),
             whole_loads=True,
             store_wait_s=options.number("buffer_wait_s", profile.buffer_wait),
             load_timeout_s=options.number("get_timeout_s", profile.get_timeout),
             loses_all=True,
+            puts_in_background=True,
         )
         copy_engine = options.text("copy_engine", "gpu-copy-gen4x16")
         options.refuse_others()
@@ -112,14 +129,15 @@ class ObjectStoreTier(PlainTier):
         now = await self._call(asked.server, len(keys))
         for key in keys:
             self.masters[asked.server].look(key, asked.size_bytes, now)
-        asked.note = now + self.profile.lease
+        asked.note = {**(asked.note or {}), **dict.fromkeys(keys, now + self.profile.lease)}
 
     async def fetch(self, asked: Asked, keys: Sequence[bytes]) -> Sequence[Payload | KeyResult]:
         """Read a group, and lose what was evicted or whose lease has ended meanwhile."""
+        end_s = min([asked.note[key] for key in keys])
         entries = [self.masters[asked.server].store.find(key) for key in keys]
         there = [entry for entry in entries if entry is not None]
         await self.read(asked.server, there)
-        if self.clock.now() > asked.note:
+        if self.clock.now() > end_s:
             self.counted["lease_expired_blocks"] += len(there)
             return [KeyResult.LEASE_EXPIRED] * len(keys)
         return [KeyResult.MISS if entry is None else entry.payload for entry in entries]
@@ -133,7 +151,7 @@ class ObjectStoreTier(PlainTier):
     async def keep(
         self, offer: Offer, keys: Sequence[bytes], payloads: Sequence[Payload]
     ) -> Sequence[KeyResult]:
-        """Put a group: allocate, write, register; revoke what took too long."""
+        """Put a group: allocate, write, register."""
         begin_s = self.clock.now()
         now = await self._call(offer.server, len(keys))
         master = self.masters[offer.server]
@@ -154,8 +172,9 @@ class ObjectStoreTier(PlainTier):
                 master.revoke(entry)
             raise
         late = now - begin_s > self.put_timeout_s
+        self.counted["late_put_blocks"] += len(entries) * late
         for i, entry in entries.items():
-            if late:
+            if late and self.revokes:
                 master.revoke(entry)
                 results[i] = KeyResult.TIMEOUT
             else:
@@ -168,6 +187,7 @@ class ObjectStoreTier(PlainTier):
         masters = list({id(master): master for master in self.masters}.values())
         return {
             **super().counters(),
+            "resident_bytes": sum(master.store.used_bytes for master in masters),
             "evicted_blocks": sum(master.store.evicted for master in masters),
             "eviction_rounds": sum(master.evictions for master in masters),
             "failed_allocations": sum(master.failed_allocations for master in masters),

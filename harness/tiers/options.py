@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,8 +27,11 @@ class Options:
     def number(self, name: str, default: float) -> float:
         """Return a setting that is zero or more."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            raise TierOptionError(f"{self._tier}: {name}={value!r}, expected a number from 0 on")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < math.inf:
+            raise TierOptionError(
+                f"{self._tier}: {name}={value!r}, expected a finite number from 0 on"
+            )
         return float(value)
 
     def count(self, name: str, default: int) -> int:

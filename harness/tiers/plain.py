@@ -9,6 +9,10 @@ Blocks move in groups, so that a request costs a few events and not one for each
 A group goes through the *staging buffer* of its server: it takes its bytes before it is fetched and
 gives them back when the GPU has them; while one group is copied, the next one is fetched.
 
+Tiers whose puts go on in the background (``Handling.puts_in_background``) end a store when its
+blocks are in host memory. What becomes of them then shows only in the counters ``puts`` and
+``failed_puts``, in blocks, and in later lookups.
+
 Units: bytes, s. Left out: errors of memory and links; models deliver what they have.
 """
 
@@ -86,6 +90,9 @@ class PlainTier(ABC):
         """Say what becomes of a group before it is copied; what is None is to be kept."""
         return [None] * len(offer.keys)
 
+    def take_in(self, offer: Offer, keys: Sequence[bytes]) -> None:  # noqa: B027
+        """Note that blocks of a group are in host memory; before a put in the background."""
+
     def abandon(self, offer: Offer, keys: Sequence[bytes]) -> None:  # noqa: B027
         """Give back what ``reserve`` took for blocks that will not be kept."""
 
@@ -96,7 +103,7 @@ class PlainTier(ABC):
     def largest_block_bytes(self) -> int:
         """Return the size of the largest block that there is room for."""
         staging = self.handling.staging_bytes
-        return 1 << 62 if staging is None else staging
+        return 1 << 62 if staging is None else staging // self.handling.chunk_blocks
 
     # -- what it can use --------------------------------------------------------------------------
 
@@ -118,7 +125,8 @@ class PlainTier(ABC):
 
     def counters(self) -> Mapping[str, float]:
         """Return what the connectors and the tier counted."""
-        return dict(self.counted)
+        puts = {"puts": 0, "failed_puts": 0} if self.handling.puts_in_background else {}
+        return {**puts, **self.counted}
 
     def at_rest(self) -> dict[str, int]:
         """Return everything that is still held, by name; empty when all came back."""
@@ -131,7 +139,7 @@ class PlainTier(ABC):
         """Do nothing: there is nothing in the background."""
 
     async def quiesce(self) -> None:
-        """Wait until loads that timed out have ended."""
+        """Wait until puts, and loads that timed out, have ended."""
         for connector in self.connectors:
             await connector.settle()
 

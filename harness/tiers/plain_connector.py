@@ -1,6 +1,6 @@
 """The connector of tiers that are models: the contract of ``kv/connector.py`` for ``plain.py``.
 
-Loads and stores are in ``plain_paths.py``. Units: bytes, s.
+Loads are in ``plain_paths.py``, stores in ``plain_stores.py``. Units: bytes, s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget
-from cxlbench.harness.tiers.plain_paths import Load, LoadPath, StorePath
+from cxlbench.harness.tiers.plain_paths import Load, LoadPath
+from cxlbench.harness.tiers.plain_stores import StorePath
 from cxlbench.harness.tiers.plain_work import Asked, Offer, payload_of
 from cxlbench.kv.connector import Completion, Ticket, Work
 from cxlbench.kv.results import KeyResult
@@ -99,6 +100,7 @@ class PlainConnector:
             "requests": len(self._requests),
             "tickets": len(self._tickets),
             "bytes staged": self.staging.used if self.staging is not None else 0,
+            "puts": self._stores.under_way,
         }
 
     async def settle(self) -> None:
@@ -106,7 +108,7 @@ class PlainConnector:
         await self._jobs.join()
 
     async def close(self) -> None:
-        """Release everything, abandon stores, and wait until all work has ended."""
+        """Release everything, abandon stores, and wait until all work has ended, puts too."""
         self._tickets.closed = self._stores.ending = True
         for request_id in list(self._requests):
             self.release(request_id)
@@ -128,11 +130,14 @@ class PlainConnector:
 
     async def _look_up(self, asked: Asked, results: list[KeyResult]) -> None:
         hits = 0
-        if results and not asked.released:
-            hits = await self._tier.find(asked)
-        asked.looked_up = True
+        try:
+            if results and not asked.released:
+                hits = await self._tier.find(asked)
+        finally:
+            asked.looked_up = True
+            if asked.released:
+                self._let_go_if_idle(asked)
         if asked.released:
-            self._let_go_if_idle(asked)
             return
         found = range(asked.matched, asked.matched + hits)
         asked.places = {asked.chain[place]: place for place in found}

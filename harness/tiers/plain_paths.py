@@ -1,11 +1,8 @@
-"""How blocks go between a GPU and a tier that is a model.
+"""How blocks come to a GPU from a tier that is a model; ``plain_stores.py`` is the way back.
 
 A *load* fetches its blocks group by group. A group has its staging before it is fetched, and the
 next one is fetched while it is copied to the GPU. A load ends when its last group is copied, when
 it is released, or at its timeout; what is on its way then still moves, and is thrown away.
-
-A *store* copies its blocks group by group into staging and lets the tier keep them, heads first.
-Where it does not get staging in time, the rest of it is refused.
 
 Units: bytes, s.
 """
@@ -13,13 +10,13 @@ Units: bytes, s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget, Signal
-from cxlbench.harness.tiers.plain_work import Asked, Offer, Payload, put_payload
+from cxlbench.harness.tiers.plain_work import Asked, Payload, put_payload
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.results import KeyResult
 from cxlbench.kv.tickets import GpuCopy
@@ -183,106 +180,4 @@ class LoadPath:
 
     def _give(self, nbytes: int) -> None:
         if self._staging is not None and nbytes:
-            self._staging.give(nbytes)
-
-
-class StorePath:
-    """The stores of one server. When ``ending`` is set, they stop after the group they are at."""
-
-    def __init__(
-        self, tier: PlainTier, jobs: JobSet, staging: Budget | None, copy: GpuCopy
-    ) -> None:
-        self.ending = False
-        self._tier = tier
-        self._clock: Clock = tier.clock
-        self._how = tier.handling
-        self._jobs = jobs
-        self._staging = staging
-        self._copy = copy
-
-    async def run(self, offer: Offer, results: list[KeyResult]) -> None:
-        """Store blocks, heads first; ``results`` has one for each at the end."""
-        keeps: list[Job[None]] = []
-        for begin, end in self._groups(offer):
-            if self.ending:
-                break
-            part = offer.part(begin, end)
-            todo = []
-            for i, result in enumerate(await self._tier.reserve(part), begin):
-                if result is None:
-                    todo.append(i)
-                else:
-                    results[i] = result
-            full = self._how.ends_when_full and KeyResult.NO_SPACE in results[begin:end]
-            staged = await self._take(len(todo), offer.size_bytes)
-            if staged < len(todo):
-                self._tier.abandon(part, [offer.keys[i] for i in todo[staged:]])
-            if staged:
-                chosen = todo[:staged]
-                await self._copy_out(part, [offer.keys[i] for i in chosen])
-                keeps.append(self._jobs.spawn(self._keep(offer, part, chosen, results)))
-            if full or staged < len(todo):
-                why = KeyResult.NO_SPACE if full else KeyResult.TIMEOUT
-                for i in [*todo[staged:], *range(end, len(results))]:
-                    results[i] = why
-                break
-        for keep in keeps:
-            await keep
-        counted = self._tier.counted
-        counted["stored_blocks"] += results.count(KeyResult.STORED)
-        counted["refused_blocks"] += results.count(KeyResult.NO_SPACE)
-        counted["failed_stores"] += results.count(KeyResult.TIMEOUT)
-
-    def _groups(self, offer: Offer) -> Iterator[tuple[int, int]]:
-        """Yield groups that begin at whole multiples of their length in the chain."""
-        begin, count = 0, len(offer.keys)
-        if not count:
-            return
-        group = self._how.blocks_at_once(offer.size_bytes)
-        while begin < count:
-            end = min(count, begin + group - (offer.position + begin) % group)
-            yield begin, end
-            begin = end
-
-    async def _take(self, blocks: int, size_bytes: int) -> int:
-        """Take staging for a group; return for how many of its blocks there is any in time."""
-        staging, wait_s = self._staging, self._how.store_wait_s
-        if staging is None or not blocks or staging.try_take(blocks * size_bytes):
-            return blocks
-        if not wait_s:
-            fit = min(blocks, staging.free // size_bytes)
-            return fit if fit and staging.try_take(fit * size_bytes) else 0
-        waiting = self._jobs.spawn(staging.take(blocks * size_bytes))
-        alarm = self._clock.call_at(self._clock.now() + wait_s, waiting.cancel)
-        try:
-            await waiting.ended()
-        finally:
-            alarm.cancel()
-        return 0 if waiting.task.cancelled() else blocks
-
-    async def _copy_out(self, part: Offer, keys: Sequence[bytes]) -> None:
-        try:
-            await self._copy.copy(len(keys) * part.size_bytes)
-        except BaseException:
-            self._tier.abandon(part, keys)
-            self._give(len(keys) * part.size_bytes)
-            raise
-
-    async def _keep(
-        self, offer: Offer, part: Offer, chosen: list[int], results: list[KeyResult]
-    ) -> None:
-        keys = [offer.keys[i] for i in chosen]
-        kept = False
-        try:
-            done = await self._tier.keep(part, keys, [offer.payloads[i] for i in chosen])
-            kept = True
-            for i, result in zip(chosen, done, strict=True):
-                results[i] = result
-        finally:
-            if not kept:
-                self._tier.abandon(part, keys)
-            self._give(len(keys) * offer.size_bytes)
-
-    def _give(self, nbytes: int) -> None:
-        if self._staging is not None:
             self._staging.give(nbytes)

@@ -47,6 +47,9 @@ class Handling:
         timeout_per_group: whether each group has that time, or the whole load.
         group_blocks: blocks that move as one.
         ends_when_full: whether a store ends at the first block for which there is no space.
+        puts_in_background: whether a store ends when its blocks are in host memory, so that the
+            GPU's blocks are free, while what ``keep`` does goes on (``take_in`` comes before).
+        chunk_blocks: blocks that are kept together or not at all.
     """
 
     staging_bytes: int | None = 5 << 30
@@ -57,13 +60,15 @@ class Handling:
     timeout_per_group: bool = False
     group_blocks: int = 8
     ends_when_full: bool = False
+    puts_in_background: bool = False
+    chunk_blocks: int = 1
 
     def blocks_at_once(self, size_bytes: int) -> int:
-        """Return how many blocks make a group, where staging holds no more."""
-        group = self.group_blocks
+        """Return how many blocks make a group: whole chunks, where staging holds no more."""
+        group, chunk = self.group_blocks, self.chunk_blocks
         if self.staging_bytes is not None:
             group = min(group, self.staging_bytes // size_bytes)
-        return max(group, 1)
+        return max(group // chunk, 1) * chunk
 
 
 @dataclass(eq=False, slots=True)

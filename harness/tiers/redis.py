@@ -4,19 +4,27 @@ Chunks of 256 tokens as in ``local_dram.py``. A lookup asks the local cache, the
 chunk, one round trip each. A load reads what is not local over TCP through the one thread of the
 server; with a local cache it is kept there as well. A store goes to both.
 
-Why stores fail: Redis takes everything through one thread, far slower than GPUs produce it, so
-stores queue. Without a local cache they wait in LMCache's buffer for remote transfers
+A store copies the GPU's blocks to host memory and ends: ``StorageManager.batched_put`` inserts the
+chunks into the local cache and submits the SETs to ``RemoteBackend``, whose futures nobody awaits.
+They go on from host memory, and hold it meanwhile (a reference of the memory object). What fails
+there is logged and counted (``failed_puts``); the next lookup does not find it.
+
+Why stores fail: Redis takes everything through one thread, far slower than GPUs produce it, so SETs
+queue. Without a local cache they wait in LMCache's buffer for remote transfers
 (``max_local_cpu_size``, 5 GB by default); when that is full, a store ends (``force_store_wait`` is
 off), and what is behind is not stored: the chain is broken. Of what is stored, sampled LRU evicts
 keys one by one, metadata and bytes apart (``redis_server.py``), heads as well as tails. With a
 local cache the buffer is the cache: chunks on their way to Redis cannot be evicted from it. LMCache
-sets no timeout for SET, 10 s for each GET; values above 512 MiB are refused by the protocol.
+sets no timeout for SET, 10 s for each GET; values above 512 MiB are refused by the protocol. Redis
+itself evicts nothing unless told to: with ``noeviction`` a full one refuses every SET.
 
 Options: ``local_bytes`` (0: none), ``capacity_bytes`` of Redis, ``buffer_bytes``, ``policy``
 (``allkeys-lru`` or Redis's own default ``noeviction``); ``cache``, ``server``, ``link`` and
 ``copy_engine`` name profiles.
 
-Units: bytes, s. Left out: the copies of a Python client (in the measured bandwidth), TLS.
+Units: bytes, s. Left out: the copies of a Python client (in the measured bandwidth), TLS; that
+LMCache counts hits from the head also over what the GPU has, and stores again what is missing
+there; that newer releases do not ask before a SET.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ from cxlbench.devices.profile import LinkProfile, LocalCacheProfile, ValueServer
 from cxlbench.emu.clock import Clock
 from cxlbench.emu.pipe import finished
 from cxlbench.harness.tiers.block_store import Entry
-from cxlbench.harness.tiers.chunk_cache import ChunkCache, chunk_payload, pieces_of
+from cxlbench.harness.tiers.chunk_cache import ChunkCache, chunk_payload, chunks_of, pieces_of
 from cxlbench.harness.tiers.local_dram import COPY_BLOCKS
 from cxlbench.harness.tiers.options import Options
 from cxlbench.harness.tiers.plain import (
@@ -81,6 +89,8 @@ class RedisTier(PlainTier):
             timeout_per_group=True,
             group_blocks=-(-COPY_BLOCKS // each) * each,
             ends_when_full=True,
+            puts_in_background=True,
+            chunk_blocks=each,
         )
         policy = options.choice("policy", "allkeys-lru", ("allkeys-lru", "noeviction"))
         copy_engine = options.text("copy_engine", "gpu-copy-gen4x16")
@@ -193,33 +203,30 @@ class RedisTier(PlainTier):
             results += [KeyResult.EXISTS if there else None] * (end - begin)
         return results
 
+    def take_in(self, offer: Offer, keys: Sequence[bytes]) -> None:
+        """Keep chunks in the local cache, pinned until they have been SET."""
+        if self.caches:
+            cache = self.caches[offer.server]
+            for entry in cache.commit(offer, keys):
+                cache.store.pin(entry)
+
     async def keep(
         self, offer: Offer, keys: Sequence[bytes], payloads: Sequence[Payload]
     ) -> Sequence[KeyResult]:
-        """Keep chunks locally, and SET them; without a local cache only the SET counts."""
-        kept: list[Entry] = []
-        if self.caches:
-            cache = self.caches[offer.server]
-            kept = cache.commit(offer, keys)
-            for entry in kept:
-                cache.store.pin(entry)
+        """SET chunks that are in host memory."""
         try:
             done = await self._set(offer, set(keys))
         finally:
-            for entry in kept:
-                self.caches[offer.server].store.unpin(entry)
-        if self.caches:
-            return [KeyResult.STORED] * len(keys)
+            if self.caches:
+                store = self.caches[offer.server].store
+                for _, end in chunks_of(offer, keys, self.each):
+                    store.unpin(store.entry(offer.keys[end - 1]))
         return [KeyResult.STORED if key in done else KeyResult.ERROR for key in keys]
 
     async def _set(self, offer: Offer, keys: set[bytes]) -> set[bytes]:
         """SET the chunks of ``keys``; return the blocks of those that Redis took."""
         size, done = self.each * offer.size_bytes, set[bytes]()
-        chunks = [
-            (begin, end)
-            for begin, end, whole in pieces_of(offer, self.each)
-            if whole and offer.keys[end - 1] in keys and size <= self.server.largest_value
-        ]
+        chunks = chunks_of(offer, keys, self.each) if size <= self.server.largest_value else []
         nbytes = size * len(chunks)
         mine, remote = self._links[offer.server], self._remote
         await self.clock.sleep(len(chunks) * self.profile.store_chunk)

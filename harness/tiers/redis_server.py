@@ -10,10 +10,13 @@ the best candidate of the eviction pool goes; the pool is fed by five keys drawn
 times have a grain of a second (Redis ``evict.c``). With ``evicts`` off (the policy
 ``noeviction``, Redis's own default) a SET is refused instead.
 
-The thread serves all clients in small pieces: small commands overtake the bytes of large values.
+The thread serves all clients in small pieces: small commands overtake the bytes of large values,
+and GETs those of SETs, since LMCache's client sends its requests by priority (``Priorities`` of
+``RedisConnector``: PEEK, PREFETCH, GET, PUT).
 
-Units: bytes, s. Left out: expiry, persistence, replication, fragmentation, the memory of clients'
-buffers (output of normal clients has no limit by default).
+Units: bytes, s. Left out: expiry, persistence, replication, fragmentation; the memory of clients'
+buffers (output of normal clients has no limit by default); the few SETs that a client has begun
+when a GET comes, which share the thread with it.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ class RedisServer:
         profile = self._profile
         bandwidth = profile.get_bandwidth if out else profile.set_bandwidth
         cost_s = nbytes / bandwidth + 2 * count * profile.command
-        return self.thread.reserve(nbytes, priority=1, cost_s=cost_s)
+        return self.thread.reserve(nbytes, priority=1 if out else 2, cost_s=cost_s)
 
     def _use(self, name: tuple[bytes, bool]) -> _Key | None:
         key = self._keys.get(name)

@@ -3,7 +3,9 @@
 Prefill and decode servers all have a connector, since the prompt's KV is handed over through the
 shared memory (no central server, no network). What is built is a ``TractRig``
 (``harness/tract_rig.py``) in tags: every memory operation and flush of the programs is charged, and
-all blocks take the bandwidth of the one device.
+all blocks take the bandwidth of the one device. A block that another server is just writing is
+EXISTS for a store and not yet found by a lookup; the cluster's hand-over waits for it
+(``harness/serve/cluster.py``).
 
 Options, with TraCT's testbed as default: ``capacity_bytes`` of the region, ``nodes`` (None is one
 for each server; server ``s`` is on node ``s % nodes``), ``window_bytes``, ``deadline_s``;

@@ -57,6 +57,15 @@ def turn_for_ever(live):
         pass
 
 
+def prepare_for_ever():
+    """Compile something that never gets ready."""
+    turn_for_ever(None)
+
+
+def fail_to_prepare():
+    raise LookupError("nothing to compile")
+
+
 def fail(live):
     raise ValueError("on purpose")
 

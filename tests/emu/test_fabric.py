@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -279,6 +281,21 @@ def test_rkeys_depend_on_the_seed_and_on_nothing_else():
             return Fabric(clock, seed=seed).register(Target(clock), 0, 4096).rkey
 
     assert first(1) == first(1) != first(2)
+
+
+def test_rkeys_of_a_generator_that_is_handed_in_are_of_it_alone():
+    class Counted(random.SystemRandom):
+        drawn: ClassVar[list[int]] = []
+
+        def getrandbits(self, bits):
+            self.drawn.append(bits)
+            return super().getrandbits(bits)
+
+    with VirtualClock() as clock:
+        fabric = Fabric(clock, seed=Counted())
+        keys = {fabric.register(Target(clock), 0, 4096).rkey for _ in range(3)}
+    assert Counted.drawn == [64] * 3
+    assert len(keys) == 3
 
 
 @pytest.mark.parametrize("wrong", [0, 1, -1, 1 << 64])

@@ -434,3 +434,33 @@ def test_the_search_in_the_graph_knows_an_old_load():
     assert first_violation([stored, flagged, old, seen]) is None
     for a, b in pairwise([stored, flagged]):
         assert first_violation([a, b]) is None
+
+
+def test_a_line_that_nobody_has_touched_yet_may_be_in_a_cache_already():
+    """A log with a fresh line for each record: who reads without an invalidate is found out."""
+    log = 100 * LINE
+
+    def append(mem):
+        for record in range(1, 4):
+            handle = dma_write(mem, log + record * 5 * LINE, np.array([record], np.int64))
+            dma_wait(mem, handle)
+            store(mem, 0, record)
+            clflush(mem, 0)
+
+    def follow(mem):
+        seen = 0
+        while seen < 3:
+            clflush(mem, 0)
+            newest = load(mem, 0)
+            for record in range(seen + 1, newest + 1):
+                load(mem, log + record * 5 * LINE)
+            seen = newest
+            pause(mem, 0, 8)
+
+    def scenario(pod):
+        pod.run(0, append)
+        pod.run(1, follow)
+
+    report = explore(scenario, schedules=300, scheduler="mixed").report
+    assert report.cause is Cause.NO_INVALIDATE
+    assert (report.later_site[0].function, report.site[0].function) == ("append", "follow")

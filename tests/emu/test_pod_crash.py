@@ -197,6 +197,45 @@ def test_a_recovery_whose_host_dies_begins_again_elsewhere():
     assert run.failure is None
 
 
+def test_a_recovery_whose_suspected_host_dies_begins_again_elsewhere():
+    seen = []
+
+    def recover(mem, dead, pod):
+        seen.append((mem.node_id(), dead))
+        pod.fence(dead)
+        load(mem, DONE)
+
+    def scenario(pod):
+        for node in range(3):
+            pod.run(node, fill_lines)
+        pod.on_crash((0, 1, 2), recover, pod, at_most=2)
+
+    steps = [("crash", 0, 0), ("suspect", 0, 0), ("run", 3, 1), ("suspect", 1, 0), ("crash", 1, 0)]
+    run = scripted(scenario, steps)
+    assert seen == [(1, 0), (2, 0), (2, 1)]
+    assert run.failure is None
+
+
+def test_a_death_may_leave_a_line_with_its_first_store_and_without_its_second():
+    torn = []
+
+    def writer(mem):
+        for _ in range(50):
+            load(mem, DONE)
+        store(mem, 0, 1)
+        store(mem, 8, 1)
+        clflush(mem, 0)
+
+    def scenario(pod):
+        pod.run(0, writer)
+        pod.run(1, idle)
+        pod.on_crash(0, lambda mem, dead: pod.fence(dead), suspect_live=False)
+        pod.at_end(lambda mem: torn.append((mem.load(0), mem.load(8)) == (1, 0)))
+
+    assert not explore(scenario, schedules=400, scheduler="mixed").failed
+    assert any(torn)
+
+
 def test_a_node_that_dies_unnoticed_is_suspected_before_the_pod_ends():
     recovered = []
 

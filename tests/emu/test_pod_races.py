@@ -11,6 +11,7 @@ from cxlbench.emu.pod_failure import Kind
 from cxlbench.emu.pod_ops import (
     LINE,
     clflush,
+    clflushopt,
     critical_enter,
     critical_leave,
     critical_want,
@@ -19,7 +20,9 @@ from cxlbench.emu.pod_ops import (
     load,
     local_lock,
     local_unlock,
+    mfence,
     ntstore,
+    pause,
     store,
 )
 from cxlbench.emu.race_checks import lint_text
@@ -106,9 +109,55 @@ def test_a_stale_line_written_back_over_a_newer_word_is_a_regress():
         pod.run(2, later, name="later")
 
     report = explore(scenario, schedules=300, scheduler="mixed").report
-    assert (report.kind, report.cause) == (Kind.REGRESS, Cause.OVERWRITTEN)
+    assert (report.kind, report.cause) == (Kind.REGRESS, Cause.NO_INVALIDATE)
     assert report.offset == 0
     assert report.later_site[0].function == "send"
+
+
+def ring(mutant=""):
+    """Nodes pass a token; who has it stores a word of its own on a line that all share."""
+
+    def turn(mem, node, rounds=2):
+        for number in range(node, 3 * rounds, 3):
+            while load(mem, FLAG) != number:
+                pause(mem, FLAG, 8)
+                clflush(mem, FLAG)
+            if mutant != "no invalidate":
+                clflush(mem, 0)
+            share(mem, node, number)
+            store(mem, FLAG, number + 1)
+            clflush(mem, FLAG)
+
+    def share(mem, node, number):
+        if mutant == "DMA incomplete":
+            dma_write(mem, 8 * node, np.array([number], np.int64))
+            return
+        store(mem, 8 * node, number)
+        if mutant == "posted":
+            clflushopt(mem, 0)
+            mfence(mem)
+        elif mutant != "never flushed":
+            clflush(mem, 0)
+
+    def scenario(pod):
+        for node in range(3):
+            pod.run(node, turn, node, name=f"node {node}")
+
+    return scenario
+
+
+def test_nodes_that_share_a_line_in_turns_are_quiet():
+    assert kind_of(ring()) is None
+
+
+@pytest.mark.parametrize(
+    "cause", [Cause.NO_INVALIDATE, Cause.NEVER_FLUSHED, Cause.POSTED, Cause.DMA_INCOMPLETE]
+)
+def test_a_regress_tells_why_and_which_store_brought_it_about(cause):
+    found = explore(ring(str(cause)), schedules=500, scheduler="mixed", ignore=[Kind.CAUSALITY])
+    report = found.report
+    assert (report.kind, report.cause) == (Kind.REGRESS, cause)
+    assert report.site[0].function == report.later_site[0].function == "share"
 
 
 # Critical sections

@@ -103,6 +103,31 @@ def test_a_pause_outside_of_a_loop_ends():
     quiet(two(pauses, pauses))
 
 
+@pytest.mark.parametrize("polls", [3, 10, 200])
+def test_who_counts_its_polls_and_gives_up_does_not_hang(polls):
+    def patient(mem):
+        for _ in range(polls):
+            clflush(mem, FLAG)
+            if load(mem, FLAG):
+                return
+            pause(mem, FLAG, 8)
+        store(mem, FLAG, 1)
+        clflush(mem, FLAG)
+
+    quiet(two(patient, wait_for))
+
+
+def test_who_counts_and_never_gives_up_hangs():
+    def patient(mem):
+        polls = 0
+        while not load(mem, FLAG):
+            polls += 1
+            pause(mem, FLAG, 8)
+
+    report = explore(two(patient, patient), schedules=1, max_steps=2_000).report
+    assert report.kind is Kind.HANG
+
+
 def test_a_poll_without_a_flush_hangs():
     report = the_failure(message("polls without flush"), ignore=[Kind.CAUSALITY])
     assert report.kind is Kind.HANG

@@ -30,7 +30,8 @@ def measured(monkeypatch, found):
 def test_every_executor_has_its_figures(found):
     modes = ["emulated", "native"] if SUPPORT.clflush else ["emulated"]
     assert list(dict.fromkeys(one.executor for one in found.accesses)) == modes
-    assert [one.executor for one in found.locks] == modes
+    assert [one.executor for one in found.locks] == [*modes, bench_pod.CHARGED]
+    assert (found.profile, found.cache_bytes) == ("niagara-2.0", 256 << 10)
     assert [one.executor for one in found.lookups] == modes
     assert found.explored.operations_per_s > 1_000
     assert found.explored.greenlet_switches_per_s > found.explored.operations_per_s

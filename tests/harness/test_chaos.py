@@ -52,7 +52,7 @@ def test_two_faults_of_a_round_hit_two_parts() -> None:
 
 @pytest.mark.parametrize(
     ("last_bytes", "last_descriptors", "flat"),
-    [(100, 30, True), (133, 34, True), (134, 30, False), (100, 35, False), (10, 3, True)],
+    [(100, 30, True), (107, 34, True), (108, 30, False), (100, 35, False), (10, 3, True)],
 )
 def test_growth_is_judged_in_memory_and_descriptors(
     last_bytes: int, last_descriptors: int, flat: bool
@@ -187,6 +187,12 @@ def test_a_violation_ends_in_exit_code_1_and_the_command_that_replays_it(
     assert ran.document["violations"][0]["round"] == 31
     assert "BROKEN in round 31: wrong bytes (kill node 0" in ran.err
     assert "cxlbench chaos --seed 9 --from-round 31 --rounds 1 --deadline 1s" in ran.err
+
+
+def test_a_deadline_without_a_unit_is_refused_with_the_one_that_was_meant(cli: Cli) -> None:
+    ran = cli("chaos", "--deadline", "5")
+    assert ran.code == 2
+    assert "'5' has no unit: write 5s" in ran.err
 
 
 @pytest.mark.parametrize("deadline", ["0s", "soon", "2h", "1 GiB"])

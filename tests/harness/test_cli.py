@@ -94,21 +94,22 @@ def test_what_is_no_size_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "text"),
     [
-        HostLimitError("the disk is full"),
-        DeviceError(Status.BOUNDS, "too large"),
-        PermissionError(13, "Permission denied", "x"),
+        (HostLimitError("the disk is full"), "the disk is full"),
+        (DeviceError(Status.BOUNDS, "too large"), str(DeviceError(Status.BOUNDS, "too large"))),
+        (PermissionError(13, "Permission denied", "x"), "x: Permission denied"),
+        (OSError("no words of the system"), "no words of the system"),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda value: type(value).__name__,
 )
-def test_an_error_of_the_host_is_one_line_and_no_traceback(cli, monkeypatch, error):
+def test_an_error_of_the_host_is_one_line_and_no_traceback(cli, monkeypatch, error, text):
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr("cxlbench.harness.calibrate.calibrate", fail)
     ran = cli("calibrate", "--no-fio")
-    assert (ran.code, ran.out, ran.err) == (2, "", f"error: {error}\n")
+    assert (ran.code, ran.out, ran.err) == (2, "", f"error: {text}\n")
 
 
 def test_debug_shows_where_an_error_came_from(cli, monkeypatch):

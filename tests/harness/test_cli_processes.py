@@ -94,6 +94,24 @@ def test_a_deployment_serves_workers_is_asked_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["up.err"]
 
 
+def test_a_worker_of_an_unthrottled_deployment_judges_no_timing(tmp_path):
+    with up(tmp_path, "--unthrottled"):
+        words = ("worker", "--sessions", "2", "--turns", "2", "--run-dir", "run")
+        ran = cli(tmp_path, *words)
+        assert ran.returncode == 0, ran.stderr
+        assert "no timing is emulated" in ran.stdout
+        assert "fidelity: " not in ran.stdout
+        assert "TIMING NOT KEPT" not in ran.stdout + ran.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_option(tmp_path):
+    (tmp_path / "file").touch()
+    ran = cli(tmp_path, "up", *UP, "--folder", "file/ssd")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("error: cannot use file/ssd for the SSDs' files: ")
+    assert "--folder" in ran.stderr
+
+
 def test_a_process_that_dies_is_reported_and_with_restart_started_again(tmp_path):
     with up(tmp_path, "--restart", "--json") as process:
         pids = {part["part"]: part["pid"] for part in document(process)["parts"]}

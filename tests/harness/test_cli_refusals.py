@@ -32,6 +32,8 @@ CXLBENCH = (sys.executable, "-m", "cxlbench.harness.cli")
         "replay small.jsonl --statistics --seed 3",
         "demo --budget 3",
         "io --rw read --rwmixread 30",
+        "pod explore nothing:scenario --bound 3",
+        "pod explore nothing:scenario --disturb",
     ],
 )
 @pytest.mark.usefixtures("small_trace")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cxlbench.emu import unix_paths
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec, load_spec
 from cxlbench.harness.deployment_config import make_spec, read_config
 
@@ -22,6 +23,14 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path):
     environment = {"CXLBENCH_NODES": "3", "CXLBENCH_SCALE": "256", "CXLBENCH_TRACES": "/elsewhere"}
     spec = read_config(file, environment, {"nodes": "4", "scale": None})
     assert (spec.nodes, spec.scale, spec.capacity) == (4, 256, 8 << 30)
+
+
+def test_an_environment_variable_that_is_nearly_a_key_is_a_slip_and_others_are_not_ours():
+    for variable, key in (("CXLBENCH_NODE", "nodes"), ("CXLBENCH_CAPACTIY", "capacity")):
+        with pytest.raises(DeploymentError, match=rf"{variable}: .*did you mean {key}\?"):
+            read_config(None, {variable: "2"}, {})
+    others = {"CXLBENCH_TRACES": "x", "CXLBENCH_RESULTS_BUCKET": "y", "CXLBENCHNODES": "z"}
+    assert read_config(None, others, {}) == DeploymentSpec()
 
 
 def test_without_anything_the_defaults_are_a_deployment():
@@ -94,9 +103,25 @@ def test_only_loopback_is_served_unless_more_is_asked_for_by_name():
         make_spec({"listen": f"tcp://{host}:7000"})
 
 
-def test_a_run_directory_too_long_for_its_sockets_is_refused():
-    (problem,) = refused(run_dir="/tmp/" + "x" * 100)
+def test_a_run_directory_of_any_length_will_do_where_the_system_helps(monkeypatch, tmp_path):
+    long = "/tmp/" + "x" * 200
+    if unix_paths.takes_any_length():
+        assert make_spec({"run_dir": long}).run_dir == Path(long)
+    monkeypatch.setattr(unix_paths, "SHORTCUT", tmp_path / "none")
+    (problem,) = refused(run_dir=long)
     assert "shorter" in problem
+
+
+@pytest.mark.parametrize("scale", [None, "1", "3.7"])
+def test_without_throttles_any_scale_will_do(scale):
+    spec = read_config(None, {}, {"throttled": False, "scale": scale, "capacity": "4 GiB"})
+    assert not spec.throttled
+
+
+def test_a_path_that_no_system_has_is_not_there():
+    for path in ("/dev/" + "x" * 300, "/dev/a\0b"):
+        (problem,) = refused(dax=[path])
+        assert "is not there" in problem
 
 
 @pytest.mark.parametrize(

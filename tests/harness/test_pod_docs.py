@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import mmap
 import os
 import re
 import shlex
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from cxlbench.emu import pod_compile
+from cxlbench.emu.pod_layout import PodShape
+from cxlbench.emu.pod_processes import LivePod
 
 PAGE = Path(__file__).parents[2] / "docs" / "pod.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/ann/queue"
-MODULES = ("my_queue", "live_queue", "mapped", "test_my_queue")
+MODULES = ("my_queue", "live_queue", "mapped", "region", "test_my_queue", "test_live_queue")
 
 
 def forget():
@@ -121,6 +124,24 @@ def test_a_posted_flush_in_the_queue_is_called_posted(shell, tmp_path):
         patched(code, posted).replace("import LINE, clflush,", "import LINE, clflush, clflushopt,")
     )
     assert "causality violation: posted\n" in shell("cxlbench pod explore my_queue:scenario")
+
+
+def test_what_a_program_flushes_by_itself_moves_nothing_as_the_page_says():
+    assert "`msync` move nothing here" in " ".join(PAGE.read_text().split())
+    with LivePod(PodShape(1 << 16, nodes=2, mode="mapped")) as pod:
+        maps = []
+        for node in range(2):
+            with pod.mapped(node).path.open("r+b") as file:
+                maps.append(mmap.mmap(file.fileno(), 1 << 16))
+        ours, theirs = maps
+        ours[0:5] = b"hello"
+        ours.flush()  # msync
+        assert theirs[0:5] == bytes(5)
+        for node in range(2):
+            pod.mapped(node).flush(0, 5)
+        assert theirs[0:5] == b"hello"
+        for one in maps:
+            one.close()
 
 
 def test_the_queue_has_thirty_lines():

@@ -8,14 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tomllib
-import venv
 from pathlib import Path
 
 import pytest
 
-from cxlbench.emu import pod_compile, pod_explorer
+from cxlbench.emu import pod_explorer
 from tests.harness.pod_users import RIGHT, WRONG
 
 pytest_plugins = ["pytester"]
@@ -289,89 +286,3 @@ def test_the_plugin_imports_nothing_heavy_until_it_is_used():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "[]\n"
-
-
-# In a project of the user's own, with cxlbench installed and no checkout anywhere
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """An environment with what the wheel would hold; only dependencies are shared with ours."""
-    home = tmp_path_factory.mktemp("installed") / "env"
-    venv.create(home, with_pip=False, symlinks=True)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = home / "lib" / version / "site-packages"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "cxlbench", site / "cxlbench", ignore=ignored)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = site / f"cxlbench-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: cxlbench\nVersion: {project['version']}\n"
-    )
-    lines = ["[pytest11]"]
-    lines += [f"{name} = {value}" for name, value in project["entry-points"]["pytest11"].items()]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    # The path alone: what is installed there as editable is not found through it.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return home / "bin" / "python"
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A project whose folders are called as ours are."""
-    files = {
-        "harness/__init__.py": "",
-        "harness/message.py": WRONG,
-        "emu.py": "raise RuntimeError('not yours')\n",
-        "tract/__init__.py": "ours = True\n",
-        "tests/__init__.py": "",
-        "tests/conftest.py": "from harness import message\n",
-        "tests/test_message.py": """
-import pytest
-import cxlbench
-import tract
-from harness import message
-
-@pytest.mark.explore(schedules=100)
-def test_message(pod):
-    message.scenario(pod)
-
-def test_whose_are_whose(cxl_hm):
-    assert tract.ours
-    assert "site-packages" in cxlbench.__file__
-""",
-        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--strict-markers -W error'\n",
-    }
-    for name, text in files.items():
-        path = tmp_path / "theirs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "theirs"
-
-
-def run_alone(python, folder, *words):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST"))}
-    kernels = str(pod_compile.kernel_folder().parent)
-    return subprocess.run(
-        [python, "-m", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=clean | {pod_compile.CACHE_VARIABLE: kernels},
-    )
-
-
-def test_it_works_in_a_project_with_folders_of_the_same_names(installed, project):
-    ran = run_alone(installed, project, "pytest", "-q")
-    assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
-    assert "causality violation: never flushed" in ran.stdout
-    assert "message.py:15 in receive" in ran.stdout
-    python, *words = shlex.split(re.search(r"^replay: (.*)$", ran.stdout, re.MULTILINE)[1])
-    assert python == "python"
-    again = run_alone(installed, project, *words[1:])
-    assert "1 failed" in again.stdout, again.stdout + again.stderr
-    (project / "harness" / "message.py").write_text(RIGHT)
-    assert "2 passed" in run_alone(installed, project, "pytest", "-q").stdout

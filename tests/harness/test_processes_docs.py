@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 import signal
@@ -43,6 +44,17 @@ def test_the_commands_shown_work_in_their_order(tmp_path):
             up.wait(30)
     assert up.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["ssd"]
+
+
+def test_the_replay_of_a_generated_trace_reads_from_the_tier(tmp_path):
+    (generate,) = re.findall(r"`cxlbench (generate [^`]+)`", PAGE)
+    (replay,) = re.findall(r"`cxlbench (replay [^`]+)`", PAGE)
+    for words, allowed in ((generate, (0,)), (f"{replay} --json", (0, 3))):
+        ran = subprocess.run(
+            [*COMMAND, *words.split()], cwd=tmp_path, capture_output=True, timeout=90, check=False
+        )
+        assert ran.returncode in allowed, ran.stderr
+    assert json.loads(ran.stdout)["figures"]["tier_blocks"] > 0
 
 
 def test_the_table_has_every_key_with_its_default():

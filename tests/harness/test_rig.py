@@ -202,7 +202,7 @@ def test_real_runs_have_a_folder_of_their_own_that_goes_with_them(tmp_path):
         ]
         folders = sorted((tmp_path / "new").iterdir())
         assert len(folders) == 2
-        assert [len(list(folder.iterdir())) for folder in folders] == [2, 2]
+        assert [len(list(folder.glob("*.ssd*"))) for folder in folders] == [2, 2]
         for rig in rigs:
             clock.run(rig.close())
     assert list((tmp_path / "new").iterdir()) == []

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from cxlbench.emu import unix_paths
 from cxlbench.emu.memory import Arena
 from cxlbench.emu.numa import bind_memory, numa_nodes
 from cxlbench.emu.status import HostLimitError
+from cxlbench.emu.unix_paths import Door
+from cxlbench.harness import supervisor
 from cxlbench.harness.deployment import DeploymentError, DeploymentSpec
 from cxlbench.harness.deployment_config import make_spec
 from cxlbench.harness.deployment_status import directory, read_status
@@ -119,14 +122,20 @@ def test_a_port_in_use_is_named_and_everything_is_taken_down_again(tmp_path):
     assert [path.name for path in spec.run_dir.iterdir()] == ["master.log"]
 
 
-def test_what_a_killed_deployment_left_is_no_obstacle_and_its_processes_end_with_it(tmp_path):
+@pytest.mark.parametrize("stopped", ["", "master", "node"])
+def test_what_a_killed_deployment_left_is_no_obstacle_and_its_processes_end_with_it(
+    tmp_path, stopped
+):
     spec = spec_in(tmp_path)
     script = textwrap.dedent(
         f"""
+        import signal
         from cxlbench.harness.deployment_config import make_spec
         from cxlbench.harness.supervisor import Deployment
         deployment = Deployment(make_spec({{"run_dir": {str(spec.run_dir)!r}, **{SMALL!r}}}))
         deployment.start()
+        if {stopped!r}:
+            deployment.kill({stopped!r}, 0, signal.SIGSTOP)
         print(deployment.pid("master"), deployment.pid("node"), flush=True)
         input()
         """
@@ -139,9 +148,9 @@ def test_what_a_killed_deployment_left_is_no_obstacle_and_its_processes_end_with
         owner.kill()
     assert {"master.lock", "deployment.json"} <= {path.name for path in spec.run_dir.iterdir()}
     until(lambda: not alive(pids[0]))
-    with socket.socket(socket.AF_UNIX) as stale:
+    with socket.socket(socket.AF_UNIX) as stale, Door(spec.endpoint("master")) as door:
         (spec.run_dir / "master.sock").unlink(missing_ok=True)
-        stale.bind(str(spec.run_dir / "master.sock"))
+        stale.bind(door.path)
     with Deployment(spec):  # waits for the other orphan, which the kernel has told to end
         assert not any(alive(pid) for pid in pids)
         assert read_status(spec).complete
@@ -152,8 +161,71 @@ def test_backing_files_stay_where_the_user_wants_them(tmp_path):
     files.mkdir()
     with Deployment(spec_in(tmp_path, folder=files)):
         pass
-    assert [path.name for path in sorted(files.iterdir())] == ["node0.dev0.ssd0", "node0.dev0.ssd1"]
+    assert [path.name for path in sorted(files.iterdir())] == [
+        "node0.dev0.layout",
+        "node0.dev0.ssd0",
+        "node0.dev0.ssd1",
+    ]
     assert list(tmp_path.iterdir()) == [files]
+
+
+def test_a_folder_is_not_taken_for_another_device_than_it_was_made_for(tmp_path):
+    files = tmp_path / "ssd"
+    files.mkdir()
+    with Deployment(spec_in(tmp_path, folder=files)):
+        pass
+    before = {path.name: path.stat().st_size for path in files.iterdir()}
+    for change in ({"capacity": "4 GiB"}, {"scale": 64}):
+        with pytest.raises(PartFailedError, match=r"(?s)node 0 ended.*would be lost"):
+            Deployment(spec_in(tmp_path, folder=files, **change)).start()
+    assert {path.name: path.stat().st_size for path in files.iterdir()} == before
+    with Deployment(spec_in(tmp_path, folder=files, capacity="16 GiB")):  # it may grow
+        pass
+
+
+def test_two_deployments_on_one_folder_are_refused_and_the_first_goes_on(tmp_path):
+    files = tmp_path / "ssd"
+    files.mkdir()
+    spec = spec_in(tmp_path, folder=files)
+    with Deployment(spec):
+        second = spec_in(tmp_path / "other", folder=files)
+        with pytest.raises(PartFailedError, match="belongs to another device that is running"):
+            Deployment(second).start()
+        assert read_status(spec).complete
+
+
+def test_a_run_directory_may_have_a_path_that_is_too_long_for_sockets(tmp_path):
+    spec = spec_in(tmp_path / ("long-" * 20) / ("longer-" * 20))
+    if not unix_paths.takes_any_length():
+        pytest.skip("this system has no /proc/self/fd")
+    with Deployment(spec) as deployment:
+        assert (spec.run_dir / "node0.sock").is_socket()
+        deployment.kill("node")
+        deployment.restart("node")
+        assert read_status(spec).complete
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_its_last_holder_has_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    """A deployment ends between our opening of the lock and our taking it."""
+    spec = spec_in(tmp_path)
+    spec.run_dir.mkdir(parents=True)
+    taken = []
+    flock = supervisor.fcntl.flock
+
+    def late(file, how):
+        if not taken:
+            (spec.run_dir / "up.lock").unlink()
+        taken.append(file)
+        flock(file, how)
+
+    monkeypatch.setattr(supervisor.fcntl, "flock", late)
+    deployment = Deployment(spec)
+    deployment._take_run_dir()
+    assert len(taken) == 2
+    with pytest.raises(DeploymentError, match="a deployment runs in"):
+        Deployment(spec)._take_run_dir()
+    deployment.stop()
 
 
 def test_a_run_directory_that_was_there_stays_with_what_others_put_into_it(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 
 from cxlbench.devices.profile import ScaleError, SharedType3Profile, load_as
 from cxlbench.emu.clock import VirtualClock
+from cxlbench.harness.pod_profile import virtual_costs
 from cxlbench.harness.tract_replay import TractReplay, replay_on_tract
-from cxlbench.harness.tract_rig import TractRig, TractRigSpec, costs_of
+from cxlbench.harness.tract_rig import TractRig, TractRigSpec
 from cxlbench.tract.errors import LayoutError, RegionTooSmallError
 from tests.harness.workbench import BLOCK_BYTES, GIB, MIB, chat, engine
 
@@ -67,7 +68,7 @@ def test_the_same_text_runs_with_real_bytes_in_real_time() -> None:
 
 def test_costs_are_those_of_the_profile() -> None:
     memory = load_as(SharedType3Profile, "niagara-2.0")
-    costs = costs_of(memory)
+    costs = virtual_costs(memory)
     assert (costs.fill_s, costs.flush_s) == (memory.latency, memory.flush_latency)
     assert costs.bytes_per_s == memory.bandwidth
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from cxlbench.emu.clock import WallClock
+from cxlbench.emu.fabric_shared import GrantReply, PostRead
 from cxlbench.emu.status import DeviceError, Status
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.deployment import DeploymentSpec
@@ -161,7 +162,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     yield System(deployment)
     deployment.stop()
     assert not spec.run_dir.exists() or deployment.failed
-    assert sorted(path.name for path in (folder / "ssd").iterdir()) == [
+    assert sorted(path.name for path in (folder / "ssd").glob("*.ssd*")) == [
         f"node{node}.dev0.ssd{ssd}" for node in range(2) for ssd in range(2)
     ]
 
@@ -389,7 +390,9 @@ def end_lease(worker: Worker, request: int) -> OpenStream:
     return found.streams[0]
 
 
-def test_a_read_past_its_lease_is_refused_by_reader_and_node(system: System) -> None:
+def test_a_read_past_its_lease_is_refused_by_reader_and_node(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(worker: Worker) -> None:
         _, keys = fresh()
         await worker.put(keys)
@@ -397,11 +400,20 @@ def test_a_read_past_its_lease_is_refused_by_reader_and_node(system: System) -> 
         await worker.connector.submit_lookup(request, keys, BLOCK).done.wait()
         opened = end_lease(worker, request)
         buffers = [system.content.empty() for _ in keys]
+        block = worker.connector._requests[request].found.blocks[0]
+        node = worker.tier.nodes[block.node]
+        posted: list[object] = []
+        post_read = node.post_read
+
+        def note(post: PostRead) -> Awaitable[GrantReply]:
+            posted.append(post)
+            return post_read(post)
+
+        monkeypatch.setattr(node, "post_read", note)
         done = await worker.connector.submit_load(request, keys, buffers).done.wait()
         assert done.results[0] is KeyResult.LEASE_EXPIRED
         assert KeyResult.HIT not in done.results
-        block = worker.connector._requests[request].found.blocks[0]
-        node = worker.tier.nodes[block.node]
+        assert not posted  # the reader knows it by itself
         data = np.zeros(BLOCK, dtype=np.uint8)
         late = await node.queue_pair.read(
             opened.rkeys[0], block.address, data, until_s=opened.until_s

@@ -86,7 +86,7 @@ class Servers:
         )
 
     async def __aenter__(self) -> Servers:
-        while not self.master.mirrors:
+        while not any(mirror.taken_in for mirror in self.master.mirrors.values()):
             await self.clock.sleep(1e-3)
         return self
 

@@ -10,9 +10,8 @@ from cxlbench.emu.pod_emulated import EmulatedMemory
 from cxlbench.emu.pod_perform import prepare_for
 from cxlbench.harness.content import BlockContent
 from cxlbench.kv.identity import Namespace, trace_keys
-from cxlbench.tract import chains, prefix_cache
+from cxlbench.tract import chains, heap, prefix_cache, reserving
 from cxlbench.tract.connector import TractConnector
-from cxlbench.tract.heap import refill
 from cxlbench.tract.layout import Sizes, plan
 from cxlbench.tract.payload import compile_checksum
 from cxlbench.tract.places import numbers_of, places_for
@@ -37,11 +36,10 @@ def warm_up():
         (chains.look_up, keys, 0, places),
         (chains.read_block, 0, words),
         (chains.write_block, 0, words),
-        (chains.slim_heap,),
-        (prefix_cache.reserve_chain, keys, 64, places),
+        (heap.slim,),
+        (reserving.reserve_chain, keys, 64, places),
         (prefix_cache.publish_chain, places),
         (prefix_cache.unpin_chain, places, 0),
-        (refill, 0),
     ):
         prepare(compiled_program(program), memory, layout, *arguments)
 

@@ -107,16 +107,26 @@ class PlainPod:
     """Nodes on one coherent memory, with an arbiter that works whenever somebody pauses."""
 
     def __init__(self, sizes: Sizes, *, region_bytes: int | None = None) -> None:
+        n_bytes = region_bytes or plan(sizes).region_bytes
+        self._begin(np.zeros(n_bytes // 8, np.int64), sizes)
+
+    @classmethod
+    def on(cls, words: Words, sizes: Sizes) -> PlainPod:
+        """Return a pod on memory that is there, such as a file's."""
+        pod = cls.__new__(cls)
+        pod._begin(words, sizes)
+        return pod
+
+    def _begin(self, words: Words, sizes: Sizes) -> None:
         self.sizes = sizes
         self.layout: Layout = plan(sizes)
-        n_bytes = region_bytes or self.layout.region_bytes
-        self.words: Words = np.zeros(n_bytes // 8, np.int64)
+        self.words = words
         self.nodes = [PlainMemory(self.words, n) for n in range(sizes.nodes)]
         self.last = np.zeros(self.layout.locks, np.int64)
         self.standing = np.zeros(sizes.nodes, np.int64)
         for mem in self.nodes:
             mem.on_pause = self.arbitrate
-        format_region(self.nodes[0], sizes, n_bytes)
+        format_region(self.nodes[0], sizes, words.nbytes)
 
     def arbitrate(self) -> None:
         granted = grant_round(self.nodes[0], self.layout, self.last, self.standing, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -128,7 +129,7 @@ def test_a_heap_of_an_older_epoch_is_empty() -> None:
     mem = pod.nodes[0]
     refill(mem, pod.layout, 4)
     next_epoch(mem, pod.layout)
-    mend_bitmap(mem, pod.layout)
+    mend_bitmap(mem, pod.layout, np.zeros(pod.layout.bitmap_words, np.int64))
     assert held_chunks(mem, pod.layout) == 0
     assert heap_pop(mem, read_epoch(mem, pod.layout)) == NOBODY
     assert count_taken(mem, pod.layout) == 0
@@ -140,7 +141,7 @@ def test_a_chunk_of_an_older_epoch_is_not_freed_again() -> None:
     refill(mem, pod.layout, 1)
     chunk = heap_pop(mem, 0)
     next_epoch(other, pod.layout)
-    mend_bitmap(other, pod.layout)
+    mend_bitmap(other, pod.layout, np.zeros(pod.layout.bitmap_words, np.int64))
     assert take_run(other, pod.layout, chunk + 1) == 0
     free_chunk(mem, pod.layout, 0, chunk)
     assert is_taken(other, pod.layout, chunk)

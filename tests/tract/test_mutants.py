@@ -36,7 +36,7 @@ def test_a_mutant_is_found_with_its_cause(mutant: Mutant, tmp_path: Path) -> Non
     )
     assert found.report is not None
     assert found.report.kind in mutant.kinds
-    if found.report.kind is Kind.CAUSALITY and mutant.causes:
+    if found.report.cause is not None and mutant.causes:
         assert found.report.cause in mutant.causes
     if found.report.kind in PAIRS:
         assert found.report.site

@@ -19,10 +19,11 @@ from cxlbench.tract.errors import (
     RootNameError,
 )
 from cxlbench.tract.fsck import fsck
+from cxlbench.tract.heap import refill
 from cxlbench.tract.layout import Sizes
 from cxlbench.tract.membership import next_epoch
 from cxlbench.tract.object_store import put
-from cxlbench.tract.repair import mend_bitmap
+from cxlbench.tract.repair import drop_entries, mend_bitmap
 from tests.tract.plain import PlainMemory, PlainPod
 
 
@@ -48,6 +49,15 @@ def test_an_object_is_found_by_name_on_every_node() -> None:
     assert placed == StoredObject("table", stores.layout.pool_at, 24)
     assert stores.views[1].get("table") == placed
     assert stores.views[1].read("table").tolist() == [1, 2, 3]
+
+
+def test_an_object_can_use_what_this_nodes_heap_holds() -> None:
+    stores = Stores()
+    refill(stores.pod.nodes[0], stores.layout, 8)
+    with pytest.raises(OutOfSpaceError):
+        stores.views[1].put("a", words(1))
+    assert stores.views[0].put("a", words(1)).length == 8
+    stores.check()
 
 
 def test_an_object_may_span_chunks() -> None:
@@ -127,13 +137,15 @@ def test_no_free_root_is_told_and_its_chunks_are_free_again() -> None:
 def test_a_put_between_whose_sections_a_recovery_came_stores_nothing() -> None:
     stores = Stores()
     mem, other = stores.pod.nodes
-    between = iter((stores.pod.arbitrate, None))
+    between = iter((stores.pod.arbitrate, stores.pod.arbitrate))
 
     def pause() -> None:
         if next(between, None) is None:
             mem.on_pause = stores.pod.arbitrate
             next_epoch(other, stores.layout)
-            mend_bitmap(other, stores.layout)
+            used = np.zeros(stores.layout.bitmap_words, np.int64)
+            drop_entries(other, stores.layout, stores.pod.standing, used)
+            mend_bitmap(other, stores.layout, used)
         stores.pod.arbitrate()
 
     mem.on_pause = pause

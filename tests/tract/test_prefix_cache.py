@@ -24,14 +24,9 @@ from cxlbench.tract.heap import held_chunks
 from cxlbench.tract.index import READY, entry_at, tag_state
 from cxlbench.tract.layout import Sizes
 from cxlbench.tract.pins import pin_at
-from cxlbench.tract.prefix_cache import (
-    CODE,
-    PLACE_WORDS,
-    abandon_chain,
-    publish_chain,
-    reserve_chain,
-    write_chain,
-)
+from cxlbench.tract.places import CODE, PLACE_WORDS
+from cxlbench.tract.prefix_cache import abandon_chain, publish_chain, write_chain
+from cxlbench.tract.reserving import reserve_chain
 from cxlbench.tract.words import key_words
 from tests.tract.plain import PlainPod
 

@@ -18,10 +18,11 @@ from cxlbench.tract.lru import link_of
 from cxlbench.tract.membership import DEAD, GONE, read_epoch, report_dead, survey
 from cxlbench.tract.object_store import put
 from cxlbench.tract.pins import add_pin
-from cxlbench.tract.prefix_cache import PLACE_WORDS, delete, insert_chain, lookup_chain
+from cxlbench.tract.places import PLACE_WORDS
+from cxlbench.tract.prefix_cache import delete, insert_chain, lookup_chain
 from cxlbench.tract.recovery import restart_region
 from cxlbench.tract.repair import is_quiet, repair, sweep
-from cxlbench.tract.scenarios import PAYLOAD_WORDS, chain_keys, content
+from cxlbench.tract.scenario_tasks import PAYLOAD_WORDS, chain_keys, content
 from tests.tract.plain import PlainMemory, PlainPod
 
 SIZES = Sizes(
@@ -287,7 +288,7 @@ def two_holders(mem: PlainMemory, lay: Layout) -> None:
         (short_list, "not in the LRU list"),
         (wrong_count, "live count"),
         (lost_bit, "bitmap is not set"),
-        (stray_pin, "pins below zero, or of entries"),
+        (stray_pin, "pins that no count can be, or of entries"),
         (strange_slot, "lock slots"),
         (two_holders, "more than one holder"),
     ],

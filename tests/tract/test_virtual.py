@@ -15,7 +15,7 @@ from cxlbench.tract.fsck import fsck
 from cxlbench.tract.layout import INTERNAL_LOCKS, Sizes
 from cxlbench.tract.manager import manage
 from cxlbench.tract.region import format_region, open_region
-from cxlbench.tract.scenarios import use_objects
+from cxlbench.tract.scenario_tasks import use_objects
 from cxlbench.tract.stress import (
     HITS,
     INSERTED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -17,12 +18,23 @@ from cxlbench.kv.identity import Namespace, trace_keys
 from cxlbench.kv.results import KeyResult
 
 MIB, GIB = 1 << 20, 1 << 30
+BLOCK = 16 * MIB
 NAMESPACE = Namespace("model", "revision", "bfloat16", "layout", 128)
 
 
 def chain(blocks: int, number: int = 0) -> list[bytes]:
     """Return the keys of a chain; chains of different numbers share nothing."""
     return trace_keys(NAMESPACE, range(number * 100_000, number * 100_000 + blocks))
+
+
+def slow(kind: type[Any], **numbers: float) -> Any:
+    """Return a source of profiles in which those of ``kind`` have other numbers."""
+
+    def source(wanted: type[Any], name: str) -> Any:
+        profile = load_as(wanted, name)
+        return dataclasses.replace(profile, **numbers) if wanted is kind else profile
+
+    return source
 
 
 class Desk:
@@ -105,13 +117,15 @@ class Desk:
     async def store(
         self, keys: Sequence[bytes], *, request: int = 0, size: int | None = None, server: int = 0
     ) -> Completion:
-        """Store blocks."""
+        """Store blocks; puts may go on behind that."""
         buffers = [self.content(size).make(key) for key in keys]
         return await self.connector(server).submit_store(request, keys, buffers).done.wait()
 
     async def stored(self, keys: Sequence[bytes], **options: Any) -> None:
-        """Store blocks that must all get stored."""
+        """Store blocks that must all get stored, and wait until they can be found."""
         assert set((await self.store(keys, **options)).results) == {KeyResult.STORED}
+        await self.tier.quiesce()
+        assert not self.tier.counters().get("failed_puts", 0)
 
     async def read(self, keys: Sequence[bytes], *, server: int = 0) -> int:
         """Look up, load and release; return how many leading blocks were delivered."""

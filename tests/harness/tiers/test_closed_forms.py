@@ -32,7 +32,7 @@ ALL, LAST = BLOCKS * SIZE, GROUP * SIZE
 
 
 def one_load(desk: Desk, *, server: int = 0) -> tuple[float, float, float]:
-    """Return the times of a store, of a lookup and of a load of ``BLOCKS`` blocks, s."""
+    """Return the times of a store with its puts, of a lookup and of a load of all blocks, s."""
 
     async def test() -> tuple[float, float, float]:
         keys, clock = chain(BLOCKS), desk.clock

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cxlbench.harness.tiers.catalog import CATALOG
-from cxlbench.harness.tiers.options import TierOptionError
 from cxlbench.kv.connector import Work
 from cxlbench.kv.results import KeyResult
 from tests.harness.tiers.desk import GIB, Desk, chain
@@ -77,6 +76,7 @@ def test_a_store_answers_for_each_key(desk: Desk) -> None:
         keys = chain(8)
         await desk.stored(keys[2:4])
         assert (await desk.store(keys)).results == (STORED, STORED, EXISTS, EXISTS, *[STORED] * 4)
+        await desk.tier.quiesce()
         assert (await desk.store(keys)).results == (EXISTS,) * 8
 
     desk.run(test)
@@ -272,6 +272,7 @@ def test_a_store_goes_on_after_release(desk: Desk) -> None:
         ticket = desk.connector().submit_store(1, keys, buffers)
         desk.connector().release(1)
         assert (await ticket.done.wait()).results == (STORED,) * 20
+        await desk.tier.quiesce()
         assert await desk.read(keys) == 20
 
     desk.run(test)
@@ -284,6 +285,7 @@ def test_of_two_servers_that_store_one_chain_both_get_answers(shared: Desk) -> N
         for done in both:
             assert set(done.results) <= {STORED, EXISTS}
         assert all(STORED in pair for pair in zip(*[d.results for d in both], strict=True))
+        await shared.tier.quiesce()
         assert await shared.read(keys) == 20
 
     shared.run(test)
@@ -304,33 +306,3 @@ def test_close_ends_everything(desk: Desk) -> None:
         assert not any(connector.at_rest().values())
 
     desk.run(test)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_virtual_time_is_the_same_each_time(name: str) -> None:
-    def journal() -> tuple[Any, ...]:
-        desk = Desk(name, **SMALL.get(name, {}))
-
-        async def test() -> tuple[Any, ...]:
-            chains = [chain(9, number) for number in range(4)]
-            await desk.clock.gather(*[desk.store(k, server=n % 2) for n, k in enumerate(chains)])
-            await desk.clock.gather(*[desk.read(k, server=n % 2) for n, k in enumerate(chains)])
-            return desk.clock.now(), desk.clock.timers, tuple(desk.blocks)
-
-        return tuple(desk.run(test))
-
-    assert journal() == journal()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_one(name: str) -> None:
-    with pytest.raises(TierOptionError, match="did you mean copy_engine"):
-        Desk(name, copy_engin="gpu-copy-gen4x16")
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("hymcache", "cmm-h")])
-def test_a_tier_without_room_for_a_block_is_refused(name: str) -> None:
-    option = "local_bytes" if name == "lmcache-redis" else "capacity_bytes"
-    nothing = 1 if name == "lmcache-redis" else 0
-    with pytest.raises(TierOptionError, match="holds no block of 16777216 B; give it at least"):
-        Desk(name, **{option: nothing})

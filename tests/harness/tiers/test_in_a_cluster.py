@@ -81,17 +81,17 @@ def test_the_books_are_balanced(name: str, decode: int) -> None:
     assert [law for law in result.laws if not law.ok] == []
     assert result.complete
     if decode and name == "tract":
-        # A block that another server is just writing is a miss, and so is all behind it.
+        # Also what two servers write at the same time is handed over.
         read = sum(record.decode_loaded for record in result.served)
-        assert read > 0.8 * sum(record.input_tokens // 128 for record in result.served)
+        assert read == sum(record.input_tokens // 128 for record in result.served)
 
 
 def test_a_small_transfer_buffer_fails_puts_and_lowers_the_hit_rate() -> None:
     work = workload(sessions=24, turns=5)
     large = run("mooncake", work=work, concurrency=24)
     small = run("mooncake", work=work, concurrency=24, buffer_bytes=GIB // 4)
-    assert large.stores.failed == 0
-    assert small.stores.failed > 0
+    assert large.stores.skipped == 0
+    assert small.stores.skipped > 0
     assert small.hit_rate < large.hit_rate - 0.02
 
 
@@ -100,7 +100,7 @@ def test_redis_alone_breaks_chains_that_a_local_cache_keeps() -> None:
     options = {"capacity_bytes": 16 * GIB}
     alone = run("redis", work=work, concurrency=24, buffer_bytes=GIB, **options)
     pair = run("lmcache-redis", work=work, concurrency=24, local_bytes=16 * GIB, **options)
-    assert alone.stores.failed > 0
+    assert alone.stores.skipped > 0
     assert alone.hit_rate < pair.hit_rate - 0.1
 
 
@@ -119,3 +119,23 @@ def test_a_run_costs_a_few_events_for_each_block() -> None:
         result = run(name, work=workload(sessions=24, turns=5))
         blocks = sum(record.loaded for record in result.served) + result.stores.stored
         assert result.timers / blocks < 2
+
+
+def test_the_hand_over_waits_for_blocks_that_another_server_is_writing() -> None:
+    """Both servers compute one long prompt at once: the second one's store finds PENDING blocks."""
+    work = generate(
+        GeneratorKnobs(
+            sessions=2,
+            turns=1,
+            shared_system_tokens=8192,
+            first_input_tokens=256,
+            turn_input_tokens=256,
+            output_tokens=2,
+            block_tokens=128,
+        )
+    )
+    result = run("tract", decode=1, work=work, concurrency=2)
+    assert result.counters["exists_blocks"] > 0
+    for record in result.served:
+        assert record.decode_loaded == record.input_tokens // 128
+        assert record.decode_read_s < 1
