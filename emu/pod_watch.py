@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cxlbench.emu.pod_task import TaskMemory
 
 
-_ENGINE: Final = __name__.rpartition(".")[0] + ".pod_"
+_ENGINE: Final = __name__.rpartition(".")[0] + "."
 """What the names of modules begin with whose functions are no program's."""
 
 

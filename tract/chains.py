@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from cxlbench.emu.pod_ops import PodMemory, dma_wait, local_store, program
 from cxlbench.tract.codes import NOBODY
-from cxlbench.tract.heap import held_chunks, trim
 from cxlbench.tract.index import confirm, probe
 from cxlbench.tract.layout import CACHE_LOCK, Layout
 from cxlbench.tract.lock import acquire, release
 from cxlbench.tract.lru import touch
-from cxlbench.tract.prefix_cache import GENERATION, SLOT, lookup_chain
+from cxlbench.tract.places import GENERATION, SLOT
+from cxlbench.tract.prefix_cache import lookup_chain
 from cxlbench.tract.transfer import start_read, start_write
 
 if TYPE_CHECKING:
@@ -82,13 +82,6 @@ def read_block(mem: PodMemory, lay: Layout, block: int, words: Words) -> None:
 def write_block(mem: PodMemory, lay: Layout, block: int, words: Words) -> None:
     """Copy ``words`` to the reserved block at offset ``block``, and wait until it is there."""
     dma_wait(mem, start_write(mem, lay, block, words))
-
-
-@program
-def slim_heap(mem: PodMemory, lay: Layout) -> None:
-    """Return chunks of this node's heap to the bitmap if it holds too many."""
-    if held_chunks(mem, lay) > lay.heap_capacity - lay.heap_batch:
-        trim(mem, lay, lay.heap_batch)
 
 
 @program

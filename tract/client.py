@@ -29,9 +29,17 @@ from cxlbench.tract.errors import (
 )
 from cxlbench.tract.layout import Layout
 from cxlbench.tract.lock import acquire, release
+from cxlbench.tract.places import (
+    BLOCK_AT,
+    CHECKSUM,
+    CODE,
+    LENGTH_BYTES,
+    numbers_of,
+    places_for,
+)
 from cxlbench.tract.region import call, check_node, check_user_lock
 from cxlbench.tract.transfer import start_read
-from cxlbench.tract.words import KEY_BYTES, KEY_WORDS, checksum, key_words
+from cxlbench.tract.words import KEY_BYTES, checksum, key_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -233,17 +241,17 @@ class PrefixCache:
 
         Raises ``KeyLengthError`` for a key that is not 32 bytes.
         """
-        numbers = _numbers(keys)
-        places = _places(len(keys))
+        numbers = numbers_of(keys)
+        places = places_for(len(keys))
         hits = 0
         if keys:
             hits = call(prefix_cache.lookup_chain, self._mem, self._layout, numbers, places)
         blocks = tuple(
             PinnedBlock(
                 key,
-                int(row[prefix_cache.BLOCK_AT]),
-                int(row[prefix_cache.LENGTH_BYTES]),
-                int(row[prefix_cache.CHECKSUM]),
+                int(row[BLOCK_AT]),
+                int(row[LENGTH_BYTES]),
+                int(row[CHECKSUM]),
             )
             for key, row in zip(keys, places[:hits], strict=False)
         )
@@ -257,7 +265,7 @@ class PrefixCache:
             ObjectTooLargeError: a block is larger than a chunk, or empty.
 
         """
-        numbers = _numbers(keys)
+        numbers = numbers_of(keys)
         if payload.ndim != 2 or len(payload) != len(keys):
             raise ValueError(
                 f"payload of shape {payload.shape} for {len(keys)} keys: give a row per key"
@@ -269,9 +277,9 @@ class PrefixCache:
             )
         if not keys:
             return ()
-        places = _places(len(keys))
+        places = places_for(len(keys))
         call(prefix_cache.insert_chain, self._mem, self._layout, numbers, payload, places)
-        return tuple(_STORE_RESULTS[int(code)] for code in places[:, prefix_cache.CODE])
+        return tuple(_STORE_RESULTS[int(code)] for code in places[:, CODE])
 
     def delete(self, key: bytes) -> bool:
         """Remove a block; False if it is in use. ``NameNotFoundError`` if it is not there."""
@@ -283,14 +291,3 @@ class PrefixCache:
     def evict(self, blocks: int) -> int:
         """Evict up to ``blocks`` of the oldest blocks that nobody pins; return how many went."""
         return int(call(prefix_cache.evict, self._mem, self._layout, blocks))
-
-
-def _numbers(keys: Sequence[bytes]) -> Words:
-    numbers = np.zeros((len(keys), KEY_WORDS), np.int64)
-    for i, key in enumerate(keys):
-        numbers[i] = key_words(key)
-    return numbers
-
-
-def _places(blocks: int) -> Words:
-    return np.zeros((blocks, prefix_cache.PLACE_WORDS), np.int64)

@@ -18,6 +18,8 @@ TABLE_FULL = 4
 """No free slot in the table, and nothing that could be evicted for one."""
 STALE = 5
 """The region's epoch or the entry's generation is not the one that the caller holds."""
+HEAP_EMPTY = 6
+"""This node's heap has no chunk, and there may be some in the bitmap: refill it, and ask again."""
 
 NOBODY = -1
 """No node (of a scan by the arbiter), no slot (of a probe), no chunk (of the allocator)."""

@@ -33,7 +33,13 @@ from cxlbench.tract import chains, prefix_cache
 from cxlbench.tract.copying import Copier, ProgramRunner
 from cxlbench.tract.counters import TractCounters
 from cxlbench.tract.layout import Layout
-from cxlbench.tract.places import numbers_of, places_for
+from cxlbench.tract.places import (
+    BLOCK_AT,
+    CHECKSUM,
+    LENGTH_BYTES,
+    numbers_of,
+    places_for,
+)
 from cxlbench.tract.storing import StorePath
 from cxlbench.tract.words import key_words
 
@@ -103,7 +109,7 @@ class TractConnector:
         self._requests: dict[int, _Request] = {}
         self._jobs = JobSet(clock)
         self._tickets = TicketDesk(clock, self._jobs)
-        self._stores = StorePath(clock, node, layout, self.copier, self._jobs, self.counters)
+        self._stores = StorePath(node, layout, self.copier, self._jobs, self.counters)
         self._pins = 0
 
     # -- the contract ---------------------------------------------------------------------------
@@ -212,7 +218,7 @@ class TractConnector:
         if request.released:
             self._unpin_if_idle(request)
             return
-        lengths = request.places[request.matched :, prefix_cache.LENGTH_BYTES]
+        lengths = request.places[request.matched :, LENGTH_BYTES]
         hits = 0
         while hits < request.pinned and lengths[hits] == request.size_bytes:
             request.found[request.chain[request.matched + hits]] = request.matched + hits
@@ -285,7 +291,7 @@ class TractConnector:
     ) -> None:
         asked_s = self.clock.now()
         key, place = request.chain[row], request.places[row]
-        at, check = int(place[prefix_cache.BLOCK_AT]), int(place[prefix_cache.CHECKSUM])
+        at, check = int(place[BLOCK_AT]), int(place[CHECKSUM])
         right, due_s = await self.copier.read(at, buffer, key, check)
         if not right:
             results[i] = KeyResult.MISS

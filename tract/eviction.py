@@ -1,13 +1,14 @@
 """Eviction: the oldest entry that no node pins makes room (TraCT, § eviction).
 
 All under CACHE_LOCK. The tombstone comes first: it is what others see and what recovery believes;
-list, count and chunk follow. The chunk goes into this node's heap, so that no second lock is needed
-and the evictor can use it at once.
+list, count and chunk follow. The chunk goes to whom it was evicted for, or into this node's heap,
+so that no second lock is needed.
 """
 
 from __future__ import annotations
 
 from cxlbench.emu.pod_ops import PodMemory, load, local_lock, local_unlock, program
+from cxlbench.tract.codes import NOBODY
 from cxlbench.tract.heap import heap_count, heap_pop, heap_push
 from cxlbench.tract.index import BLOCK, entry_at, mark_removed, tidy
 from cxlbench.tract.layout import LIVE, Layout
@@ -61,14 +62,22 @@ def remove_entry(mem: PodMemory, lay: Layout, slot: int, listed: bool) -> int:
 
 
 @program
+def evict_chunk(mem: PodMemory, lay: Layout) -> int:
+    """Evict the oldest unpinned entry; return its chunk, now the caller's, or ``NOBODY``."""
+    link = find_victim(mem, lay)
+    if link == NONE:
+        return NOBODY
+    return remove_entry(mem, lay, slot_of_link(lay, link), True)
+
+
+@program
 def evict_one(mem: PodMemory, lay: Layout, epoch: int) -> bool:
     """Evict the oldest unpinned entry into this node's heap; False if none, or no room there."""
     local_lock(mem, lay.heap_lock)
     evicted = False
     if heap_count(mem, epoch) < lay.heap_capacity:
-        link = find_victim(mem, lay)
-        if link != NONE:
-            chunk = remove_entry(mem, lay, slot_of_link(lay, link), True)
+        chunk = evict_chunk(mem, lay)
+        if chunk != NOBODY:
             evicted = heap_push(mem, lay, epoch, chunk)
     local_unlock(mem, lay.heap_lock)
     return evicted

@@ -4,10 +4,11 @@ What must hold when no node is inside a locked section: every key is found from 
 once; every block lies on a chunk of the pool and belongs to one entry or root; the LRU list holds
 the READY entries, each once, with links that agree in both directions; the live count is right; the
 bitmap covers what is referred to, and free + used + held by heaps is the pool; pins are counts of
-READY entries; at most one slot of a lock reads LOCKED.
+READY entries; at most one slot of a lock reads LOCKED; epoch, verdicts and incarnations can be.
 
-The check reads only. ``cxlbench.tract.repair`` puts right what a crash can leave; what it cannot
-have left (two entries with one block) is damage, and only told.
+The check reads only, and ends for whatever words it finds. ``cxlbench.tract.repair`` puts right
+what a crash can leave, and drops entries and roots that no crash can have left (two of them with
+one block).
 """
 
 from __future__ import annotations
@@ -38,8 +39,18 @@ from cxlbench.tract.index import (
 from cxlbench.tract.layout import CHUNKS_PER_WORD, HEAD, LIVE, TAIL, Layout
 from cxlbench.tract.lock import IDLE, LOCKED, WAITING, slot_of
 from cxlbench.tract.lru import NEXT, NONE, PREVIOUS, link_of, slot_of_link
-from cxlbench.tract.membership import survey
-from cxlbench.tract.object_store import chunks_for, root_at
+from cxlbench.tract.membership import (
+    ADMITTED,
+    INCARNATION,
+    MOST_INCARNATIONS,
+    REPAIRED,
+    arbiter_in,
+    control_of,
+    state_in,
+    survey,
+    verdict_of,
+)
+from cxlbench.tract.object_store import chunks_for, is_placed, root_at
 from cxlbench.tract.pins import pin_at
 from cxlbench.tract.region import call, open_region
 from cxlbench.tract.words import load_fresh
@@ -70,7 +81,11 @@ BAD_PIN = 16
 BAD_SLOT = 17
 TWO_HOLDERS = 18
 ORPHAN = 19
-N_COUNTS = 20
+BAD_MEMBER = 20
+N_COUNTS = 21
+
+MOST_PINS = 1 << 32
+"""More readers of one block than a node can have."""
 
 PROBLEMS = {
     BAD_STATE: "entries or roots in no possible state",
@@ -81,29 +96,27 @@ PROBLEMS = {
     UNLISTED: "READY entries that are not in the LRU list",
     BAD_LIVE_COUNT: "difference between the live count and the entries",
     UNMARKED: "chunks in use whose bit in the bitmap is not set",
-    BAD_PIN: "pins below zero, or of entries that are not READY",
+    BAD_PIN: "pins that no count can be, or of entries that are not READY",
     BAD_SLOT: "lock slots in no possible state",
     TWO_HOLDERS: "locks with more than one holder",
     ORPHAN: "PENDING entries or roots of nodes that are not live",
+    BAD_MEMBER: "words on epoch, verdicts and incarnations that cannot be",
 }
 """What each count of a problem means."""
 
 
 @program
 def note_object(
-    mem: PodMemory, lay: Layout, at: int, used: Words, counts: Words, chunk_owned: bool
+    mem: PodMemory, lay: Layout, at: int, used: Words, counts: Words, most_chunks: int
 ) -> None:
     """Check where the object of the entry or root at ``at`` lies, and mark its chunks as used."""
     offset = load(mem, at + BLOCK)
     length = load(mem, at + LENGTH)
-    chunks = chunks_for(lay, length)
-    first = chunk_of(lay, offset)
-    aligned = (offset - lay.pool_at) % lay.chunk_bytes == 0
-    fits = first >= 0 and first + chunks <= lay.chunks and (chunks == 1 or not chunk_owned)
-    if not aligned or not fits or length < 0:
+    if not is_placed(lay, offset, length, most_chunks):
         counts[BAD_BLOCK] += 1
         return
-    for chunk in range(first, first + chunks):
+    first = chunk_of(lay, offset)
+    for chunk in range(first, first + chunks_for(lay, length)):
         word, bit = chunk // CHUNKS_PER_WORD, 1 << (chunk % CHUNKS_PER_WORD)
         if int(used[word]) & bit:
             counts[SHARED_CHUNK] += 1
@@ -128,7 +141,7 @@ def inspect_entries(
             owner = tag_owner(tag)
             if state == PENDING and (owner >= lay.nodes or standing[owner] != LIVE_NODE):
                 counts[ORPHAN] += 1
-            note_object(mem, lay, at, used, counts, True)
+            note_object(mem, lay, at, used, counts, 1)
             k0 = load(mem, at + KEY)
             k1 = load(mem, at + KEY + WORD)
             k2 = load(mem, at + KEY + 2 * WORD)
@@ -152,7 +165,7 @@ def inspect_roots(mem: PodMemory, lay: Layout, standing: Words, used: Words, cou
             owner = tag_owner(tag)
             if state == PENDING and (owner >= lay.nodes or standing[owner] != LIVE_NODE):
                 counts[ORPHAN] += 1
-            note_object(mem, lay, at, used, counts, False)
+            note_object(mem, lay, at, used, counts, lay.chunks)
         elif state != EMPTY:
             counts[BAD_STATE] += 1
 
@@ -204,9 +217,25 @@ def inspect_pins(mem: PodMemory, lay: Layout, counts: Words) -> None:
         ready = tag_state(load_fresh(mem, entry_at(lay, slot))) == READY
         for node in range(lay.nodes):
             pins = load_fresh(mem, pin_at(lay, node, slot))
-            counts[N_PINS] += pins
-            if pins < 0 or (pins > 0 and not ready):
+            if pins < 0 or pins > MOST_PINS or (pins > 0 and not ready):
                 counts[BAD_PIN] += 1
+            else:
+                counts[N_PINS] += pins
+
+
+@program
+def inspect_members(mem: PodMemory, lay: Layout, counts: Words) -> None:
+    """Check that epoch, verdicts and incarnations are numbers that they can be."""
+    epoch = load_fresh(mem, lay.epoch_at)
+    if epoch < 0 or arbiter_in(epoch) >= lay.nodes:
+        counts[BAD_MEMBER] += 1
+    for node in range(lay.nodes):
+        verdict = load_fresh(mem, verdict_of(lay, node))
+        if verdict < 0 or state_in(verdict) not in (ADMITTED, REPAIRED):
+            counts[BAD_MEMBER] += 1
+        announced = load_fresh(mem, control_of(lay, node) + INCARNATION)
+        if announced < 0 or announced > MOST_INCARNATIONS:
+            counts[BAD_MEMBER] += 1
 
 
 @program
@@ -223,7 +252,11 @@ def inspect(mem: PodMemory, lay: Layout, counts: Words) -> None:
     inspect_locks(mem, lay, counts)
     inspect_pins(mem, lay, counts)
     live = load_fresh(mem, lay.cache_at + LIVE)
-    counts[BAD_LIVE_COUNT] = abs(live - counts[N_READY] - counts[N_PENDING])
+    inspect_members(mem, lay, counts)
+    if live < 0 or live > lay.slots:
+        counts[BAD_LIVE_COUNT] = lay.slots
+    else:
+        counts[BAD_LIVE_COUNT] = abs(live - counts[N_READY] - counts[N_PENDING])
     counts[N_TAKEN] = count_taken(mem, lay)
     for index in range(lay.bitmap_words):
         missing = int(used[index]) & ~load_fresh(mem, lay.bitmap_at + index * WORD)

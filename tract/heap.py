@@ -3,7 +3,7 @@
 The heap spares the shared bitmap: it takes ``heap_batch`` chunks at a time under ALLOC_LOCK, hands
 them out and takes evicted ones back without touching shared memory, and returns what is too much.
 The list is shared by the node's processes, under the node's heap lock, which every function here
-but ``refill`` and ``trim`` expects to be held.
+but ``refill``, ``trim`` and ``slim`` expects to be held.
 
 Chunks in a heap are named nowhere in shared memory, so they die with the node. Recovery therefore
 begins a new epoch and rebuilds the bitmap from what index and roots refer to; a heap filled in an
@@ -106,6 +106,13 @@ def trim(mem: PodMemory, lay: Layout, keep: int) -> None:
         mark_run(mem, lay, heap_pop(mem, epoch), 1, False)
     local_unlock(mem, lay.heap_lock)
     release(mem, lay, ALLOC_LOCK)
+
+
+@program
+def slim(mem: PodMemory, lay: Layout) -> None:
+    """Return chunks to the bitmap if the heap holds too many."""
+    if held_chunks(mem, lay) > lay.heap_capacity - lay.heap_batch:
+        trim(mem, lay, lay.heap_batch)
 
 
 @program

@@ -119,12 +119,8 @@ def confirm(
     mem: PodMemory, lay: Layout, slot: int, generation: int, k0: int, k1: int, k2: int, k3: int
 ) -> bool:
     """Return whether ``slot`` is READY with that generation and key. Needs CACHE_LOCK."""
-    at = entry_at(lay, slot)
-    tag = load_fresh(mem, at)
-    return (
-        tag_state(tag) == READY
-        and tag_generation(tag) == generation
-        and has_key(mem, at, k0, k1, k2, k3)
+    return is_ready(mem, lay, slot, generation) and has_key(
+        mem, entry_at(lay, slot), k0, k1, k2, k3
     )
 
 
@@ -188,6 +184,13 @@ def write_pending(
 def is_pending(mem: PodMemory, lay: Layout, slot: int, owner: int, generation: int) -> bool:
     """Return whether ``slot`` is still the reservation that :func:`write_pending` made."""
     return load_fresh(mem, entry_at(lay, slot)) == make_tag(PENDING, owner, generation)
+
+
+@program
+def is_ready(mem: PodMemory, lay: Layout, slot: int, generation: int) -> bool:
+    """Return whether ``slot`` is READY with that generation. Needs CACHE_LOCK."""
+    tag = load_fresh(mem, entry_at(lay, slot))
+    return tag_state(tag) == READY and tag_generation(tag) == generation
 
 
 @program

@@ -46,7 +46,9 @@ def becomes_arbiter(mem: PodMemory, lay: Layout, standing: Words) -> bool:
     recorded = arbiter_in(load_fresh(mem, lay.epoch_at))
     if recorded == me and standing[me] == LIVE:
         return True
-    if standing[recorded] == LIVE or not has_best_claim(lay, me, standing):
+    if recorded < lay.nodes and standing[recorded] == LIVE:
+        return False
+    if not has_best_claim(lay, me, standing):
         return False
     next_epoch(mem, lay)
     return True

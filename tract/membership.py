@@ -59,6 +59,8 @@ BACK = 4
 ADMITTED = 0
 REPAIRED = 1
 _STATE_BITS = 8
+MOST_INCARNATIONS = (1 << 54) - 1
+"""As many incarnations, and epochs, as a word can tell beside a state."""
 
 # Words of a control line (lines, if there are many nodes).
 NEWS = 0
@@ -79,6 +81,12 @@ def arbiter_in(word: int) -> int:
 
 
 @program
+def state_in(word: int) -> int:
+    """Return the state in a verdict."""
+    return word & ((1 << _STATE_BITS) - 1)
+
+
+@program
 def read_epoch(mem: PodMemory, lay: Layout) -> int:
     """Return the region's epoch; it cannot change while one of TraCT's own locks is held."""
     return epoch_of(load_fresh(mem, lay.epoch_at))
@@ -87,7 +95,7 @@ def read_epoch(mem: PodMemory, lay: Layout) -> int:
 @program
 def next_epoch(mem: PodMemory, lay: Layout) -> None:
     """Begin a new epoch with this node as arbiter."""
-    epoch = read_epoch(mem, lay) + 1
+    epoch = (read_epoch(mem, lay) + 1) & MOST_INCARNATIONS
     publish(mem, lay.epoch_at, epoch << _STATE_BITS | node_id(mem))
 
 
@@ -158,7 +166,7 @@ def survey(mem: PodMemory, lay: Layout, standing: Words) -> None:
     for node in range(lay.nodes):
         verdict = load_fresh(mem, verdict_of(lay, node))
         judged = verdict >> _STATE_BITS
-        repaired = verdict & ((1 << _STATE_BITS) - 1) == REPAIRED
+        repaired = state_in(verdict) == REPAIRED
         announced = max(judged, load_fresh(mem, control_of(lay, node) + INCARNATION))
         dead = False
         for other in range(lay.nodes):

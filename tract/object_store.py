@@ -4,7 +4,8 @@ The semantics of the paper's ``cxl_shm_put``, ``cxl_shm_get`` and ``cxl_shm_dele
 to a contiguous object in the region, whose inner structure is linked by offsets. A root is one line
 like an index entry: tag, name (4 words), offset, length in bytes, checksum.
 
-``put`` is two locked sections around the copy, as an insert into the index is: a root is PENDING
+``put`` is two locked sections around the copy, as an insert into the index is (after a look at the
+roots, so that what is refused changes nothing): a root is PENDING
 until its object is complete and flushed. Objects are metadata: the CPU writes them and flushes each
 line. A chunk run that recovery took back between the sections is noticed by the epoch.
 
@@ -19,6 +20,7 @@ from cxlbench.emu.pod_ops import LINE, WORD, PodMemory, clflush, load, node_id, 
 from cxlbench.tract.bitmap import mark_run, take_run
 from cxlbench.tract.codes import EXISTS, MISS, NO_SPACE, NOBODY, OK, STALE, TABLE_FULL
 from cxlbench.tract.eviction import block_of, chunk_of
+from cxlbench.tract.heap import held_chunks, trim
 from cxlbench.tract.index import (
     BLOCK,
     CHECK,
@@ -103,12 +105,34 @@ def chunks_for(lay: Layout, n_bytes: int) -> int:
 
 
 @program
+def is_placed(lay: Layout, offset: int, length: int, most_chunks: int) -> bool:
+    """Return whether an object of ``length`` bytes on ``most_chunks`` chunks may lie at ``offset``.
+
+    Right for any words, also of a damaged region.
+    """
+    end = lay.pool_at + lay.chunks * lay.chunk_bytes
+    if offset < lay.pool_at or offset >= end or length < WORD or length > end - offset:
+        return False
+    aligned = (offset - lay.pool_at) % lay.chunk_bytes == 0 and length % WORD == 0
+    return aligned and chunks_for(lay, length) <= most_chunks
+
+
+@program
 def take_object(mem: PodMemory, lay: Layout, chunks: int) -> tuple[int, int]:
-    """Take a run of chunks; return the first (or ``NOBODY``) and the epoch in which it is ours."""
+    """Take a run of chunks; return the first (or ``NOBODY``) and the epoch in which it is ours.
+
+    If there is none, this node's heap gives its chunks back first.
+    """
     acquire(mem, lay, ALLOC_LOCK)
     epoch = read_epoch(mem, lay)
     first = take_run(mem, lay, chunks)
     release(mem, lay, ALLOC_LOCK)
+    if first == NOBODY and held_chunks(mem, lay) > 0:
+        trim(mem, lay, 0)
+        acquire(mem, lay, ALLOC_LOCK)
+        epoch = read_epoch(mem, lay)
+        first = take_run(mem, lay, chunks)
+        release(mem, lay, ALLOC_LOCK)
     return first, epoch
 
 
@@ -140,17 +164,30 @@ def read_object(mem: PodMemory, offset: int, words: Words) -> None:
 
 
 @program
+def look_for_root(mem: PodMemory, lay: Layout, n0: int, n1: int, n2: int, n3: int) -> int:
+    """Return OK if there is no object of that name and a root for one, EXISTS, or TABLE_FULL."""
+    acquire(mem, lay, ROOT_LOCK)
+    found, root = find_root(mem, lay, n0, n1, n2, n3)
+    release(mem, lay, ROOT_LOCK)
+    if found != NOBODY:
+        return EXISTS
+    return TABLE_FULL if root == NOBODY else OK
+
+
+@program
 def put(mem: PodMemory, lay: Layout, n0: int, n1: int, n2: int, n3: int, words: Words) -> int:
     """Store an object under a name; return OK, EXISTS, NO_SPACE, TABLE_FULL, or STALE.
 
     STALE says that a recovery came between: nothing was stored, ask again.
     """
+    code = look_for_root(mem, lay, n0, n1, n2, n3)
+    if code != OK:
+        return code
     chunks = chunks_for(lay, len(words) * WORD)
     first, epoch = take_object(mem, lay, chunks)
     if first == NOBODY:
         return NO_SPACE
     offset = block_of(lay, first)
-    code = OK
     generation = 0
     acquire(mem, lay, ROOT_LOCK)
     found, root = find_root(mem, lay, n0, n1, n2, n3)

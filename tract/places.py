@@ -1,4 +1,8 @@
-"""The arrays that a caller hands to the programs of ``prefix_cache``: keys, and places."""
+"""The arrays that a caller hands to the programs of the prefix cache: keys, and places.
+
+``keys`` has shape (blocks, 4). ``places`` has shape (blocks, ``PLACE_WORDS``) and is what the
+programs hand each other; its columns are the constants below. All are int64.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlbench.tract.prefix_cache import PLACE_WORDS
 from cxlbench.tract.words import KEY_WORDS, key_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Words = NDArray[np.int64]
+
+SLOT = 0
+GENERATION = 1
+BLOCK_AT = 2
+LENGTH_BYTES = 3
+CHECKSUM = 4
+CODE = 5
+HANDLE = 6
+PLACE_WORDS = 7
 
 
 def numbers_of(keys: Sequence[bytes]) -> Words:

@@ -13,8 +13,7 @@ Payload is complete in the device before READY is stored; READY is flushed befor
 pinned entry is not evicted, and a PENDING one never. Entries are touched from the chain's end to
 its head, so that tails are evicted first: a chain without its head is worthless.
 
-``places`` is an int64 array of shape (blocks, ``PLACE_WORDS``) that the functions hand each other:
-the columns are the constants below. ``keys`` has shape (blocks, 4).
+``places`` and ``keys`` are the arrays of ``places``; reserving is in ``reserving``.
 """
 
 from __future__ import annotations
@@ -31,16 +30,20 @@ from cxlbench.emu.pod_ops import (
     node_id,
     program,
 )
-from cxlbench.tract.codes import BUSY, EXISTS, MISS, NO_SPACE, NOBODY, OK, STALE, TABLE_FULL
+from cxlbench.tract.codes import (
+    BUSY,
+    EXISTS,
+    MISS,
+    NOBODY,
+    OK,
+    STALE,
+)
 from cxlbench.tract.eviction import (
-    block_of,
-    count_live,
     evict_one,
     put_chunk,
     remove_entry,
-    take_chunk,
 )
-from cxlbench.tract.heap import free_chunk, heap_count, heap_push, held_chunks, refill, trim
+from cxlbench.tract.heap import free_chunk, heap_count, heap_push, slim
 from cxlbench.tract.index import (
     BLOCK,
     CHECK,
@@ -50,16 +53,26 @@ from cxlbench.tract.index import (
     entry_at,
     find_place,
     is_pending,
+    is_ready,
     mark_ready,
     probe,
     tag_state,
-    write_pending,
 )
 from cxlbench.tract.layout import CACHE_LOCK, Layout
 from cxlbench.tract.lock import acquire, release
 from cxlbench.tract.lru import append, touch
 from cxlbench.tract.membership import read_epoch
 from cxlbench.tract.pins import add_pin, is_pinned
+from cxlbench.tract.places import (
+    BLOCK_AT,
+    CHECKSUM,
+    CODE,
+    GENERATION,
+    HANDLE,
+    LENGTH_BYTES,
+    SLOT,
+)
+from cxlbench.tract.reserving import reserve_chain
 from cxlbench.tract.transfer import start_read, start_write
 from cxlbench.tract.words import checksum, load_fresh
 
@@ -68,16 +81,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Words = NDArray[np.int64]
-
-SLOT = 0
-GENERATION = 1
-BLOCK_AT = 2
-LENGTH_BYTES = 3
-CHECKSUM = 4
-CODE = 5
-HANDLE = 6
-PLACE_WORDS = 7
-
 
 # Lookup
 
@@ -171,87 +174,6 @@ def fetch_chain(mem: PodMemory, lay: Layout, keys: Words, payload: Words, places
 
 
 @program
-def reserve_block(
-    mem: PodMemory,
-    lay: Layout,
-    epoch: int,
-    k0: int,
-    k1: int,
-    k2: int,
-    k3: int,
-    length: int,
-    place: Words,
-) -> int:
-    """Reserve one entry and a chunk for it, evicting as needed; return a code.
-
-    Needs CACHE_LOCK. Evictions come before the place is chosen, since they can empty slots that
-    lie before it.
-    """
-    code, slot = find_place(mem, lay, k0, k1, k2, k3)
-    if code == EXISTS:
-        return EXISTS
-    evicted = False
-    if code == TABLE_FULL or count_live(mem, lay, 0) >= lay.evict_above:
-        evicted = evict_one(mem, lay, epoch)
-        if code == TABLE_FULL and not evicted:
-            return TABLE_FULL
-    chunk = take_chunk(mem, lay, epoch)
-    if chunk == NOBODY:
-        if not evict_one(mem, lay, epoch):
-            return NO_SPACE
-        evicted = True
-        chunk = take_chunk(mem, lay, epoch)
-        if chunk == NOBODY:
-            return NO_SPACE
-    if evicted:
-        code, slot = find_place(mem, lay, k0, k1, k2, k3)
-    owner = node_id(mem)
-    block = block_of(lay, chunk)
-    place[SLOT] = slot
-    place[GENERATION] = write_pending(mem, lay, slot, owner, k0, k1, k2, k3, block, length)
-    place[BLOCK_AT] = block
-    place[LENGTH_BYTES] = length
-    count_live(mem, lay, 1)
-    return OK
-
-
-@program
-def reserve_chain(mem: PodMemory, lay: Layout, keys: Words, length: int, places: Words) -> int:
-    """Reserve entries and chunks for the blocks of a chain; return how many were reserved.
-
-    ``places[:, CODE]`` says per block: OK (reserved: write it, then publish or abandon), EXISTS, or
-    why not. After the first block without room the rest is refused too: heads go first. ``length``
-    is each block's payload in bytes, at most a chunk. More blocks than the heap can hold evict
-    even if the bitmap has free chunks.
-    """
-    blocks = len(keys)
-    if held_chunks(mem, lay) < blocks:
-        refill(mem, lay, min(blocks, lay.heap_capacity))
-    reserved = 0
-    code = OK
-    acquire(mem, lay, CACHE_LOCK)
-    epoch = read_epoch(mem, lay)
-    for i in range(blocks):
-        if code in (OK, EXISTS):
-            code = reserve_block(
-                mem,
-                lay,
-                epoch,
-                int(keys[i, 0]),
-                int(keys[i, 1]),
-                int(keys[i, 2]),
-                int(keys[i, 3]),
-                length,
-                places[i],
-            )
-            if code == OK:
-                reserved += 1
-        places[i, CODE] = code
-    release(mem, lay, CACHE_LOCK)
-    return reserved
-
-
-@program
 def write_chain(mem: PodMemory, lay: Layout, payload: Words, places: Words) -> None:
     """Copy the rows of ``payload`` that were reserved, and wait until all are in the device."""
     for i in range(len(places)):
@@ -267,8 +189,8 @@ def write_chain(mem: PodMemory, lay: Layout, payload: Words, places: Words) -> N
 def publish_chain(mem: PodMemory, lay: Layout, places: Words) -> int:
     """Make the reserved blocks, whose payload is complete, findable; return how many.
 
-    READY goes from head to tail, the list from tail to head. A reservation that is not ours any
-    more becomes STALE.
+    READY goes from head to tail, the list from tail to head; blocks of the chain that were there
+    already count as used. A reservation that is not ours any more becomes STALE.
     """
     owner = node_id(mem)
     published = 0
@@ -284,8 +206,11 @@ def publish_chain(mem: PodMemory, lay: Layout, places: Words) -> int:
                 places[i, CODE] = STALE
     for back in range(len(places)):
         i = len(places) - 1 - back
+        slot = int(places[i, SLOT])
         if places[i, CODE] == OK:
-            append(mem, lay, int(places[i, SLOT]))
+            append(mem, lay, slot)
+        elif places[i, CODE] == EXISTS and is_ready(mem, lay, slot, int(places[i, GENERATION])):
+            touch(mem, lay, slot)
     release(mem, lay, CACHE_LOCK)
     return published
 
@@ -321,41 +246,34 @@ def abandon_chain(mem: PodMemory, lay: Layout, places: Words) -> int:
 def insert_chain(mem: PodMemory, lay: Layout, keys: Words, payload: Words, places: Words) -> int:
     """Store a chain: reserve, copy, publish; return how many blocks are newly READY.
 
-    ``payload`` has a row of whole words per block. ``places[:, CODE]`` tells the fate of each. A
-    chain of more blocks than the heap can hold is reserved in parts; published it is at once, so
-    that a chain does not evict its own head.
+    ``payload`` has a row of whole words per block. ``places[:, CODE]`` tells the fate of each. The
+    chain is published at once, so that it does not evict its own head.
     """
-    blocks = len(keys)
-    reserved = 0
-    start = 0
-    while start < blocks:
-        end = min(start + lay.heap_capacity, blocks)
-        n_bytes = payload.shape[1] * WORD
-        reserved += reserve_chain(mem, lay, keys[start:end], n_bytes, places[start:end])
-        start = end
-        last = int(places[end - 1, CODE])
-        if last not in (OK, EXISTS):
-            places[end:, CODE] = last
-            start = blocks
+    reserved = reserve_chain(mem, lay, keys, payload.shape[1] * WORD, places)
     published = 0
     if reserved > 0:
         write_chain(mem, lay, payload, places)
         published = publish_chain(mem, lay, places)
-    if held_chunks(mem, lay) > lay.heap_capacity - lay.heap_batch:
-        trim(mem, lay, lay.heap_batch)
+    slim(mem, lay)
     return published
 
 
 @program
 def evict(mem: PodMemory, lay: Layout, blocks: int) -> int:
-    """Evict up to ``blocks`` of the oldest unpinned entries; return how many went."""
+    """Evict up to ``blocks`` of the oldest unpinned entries; return how many went.
+
+    In several locked sections, if they are more than this node's heap can hold.
+    """
     evicted = 0
-    acquire(mem, lay, CACHE_LOCK)
-    epoch = read_epoch(mem, lay)
-    for _ in range(blocks):
-        if evict_one(mem, lay, epoch):
+    before = NOBODY
+    while evicted < blocks and evicted != before:
+        before = evicted
+        slim(mem, lay)
+        acquire(mem, lay, CACHE_LOCK)
+        epoch = read_epoch(mem, lay)
+        while evicted < blocks and evict_one(mem, lay, epoch):
             evicted += 1
-    release(mem, lay, CACHE_LOCK)
+        release(mem, lay, CACHE_LOCK)
     return evicted
 
 
@@ -363,9 +281,10 @@ def evict(mem: PodMemory, lay: Layout, blocks: int) -> int:
 def delete(mem: PodMemory, lay: Layout, k0: int, k1: int, k2: int, k3: int) -> int:
     """Remove one READY entry; return OK, MISS, or BUSY if it is pinned or being written.
 
-    BUSY too if this node's heap has no room for the chunk.
+    BUSY too if other processes of the node filled its heap meanwhile.
     """
     code = MISS
+    slim(mem, lay)
     acquire(mem, lay, CACHE_LOCK)
     epoch = read_epoch(mem, lay)
     found, slot = find_place(mem, lay, k0, k1, k2, k3)

@@ -6,7 +6,7 @@ once a node is suspected; the repair itself is the arbiter's (``manager``), whic
 node, and which a successor does again if the arbiter dies over it.
 
 A region that nobody uses any more (all nodes stopped or died) is repaired by ``restart_region``:
-every node counts as dead, and node 0 is the next arbiter.
+every node counts as dead, and who restarts it is the next arbiter.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from cxlbench.tract.membership import (
     DEAD,
     announce,
     await_admission,
-    epoch_of,
-    newest_incarnation,
+    next_epoch,
     report_dead,
-    set_verdict,
     verdict_of,
 )
-from cxlbench.tract.region import call
+from cxlbench.tract.region import call, erase
 from cxlbench.tract.repair import repair
-from cxlbench.tract.words import load_fresh, publish
+from cxlbench.tract.words import load_fresh
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,13 +79,14 @@ def rejoin(mem: PodMemory, lay: Layout) -> int:
 
 @program
 def repair_all(mem: PodMemory, lay: Layout) -> None:
-    """Repair a region whose nodes are all gone, and admit them anew, node 0 as the arbiter."""
+    """Repair a region whose nodes are all gone; then all take part anew, this one as the arbiter.
+
+    Verdicts, incarnations and obituaries are as in a new region, whatever they were.
+    """
     standing = np.full(lay.nodes, DEAD, np.int64)
     repair(mem, lay, standing)
-    for node in range(lay.nodes):
-        set_verdict(mem, lay, node, newest_incarnation(mem, lay, node) + 1, ADMITTED)
-    epoch = epoch_of(load_fresh(mem, lay.epoch_at)) + 1
-    publish(mem, lay.epoch_at, epoch << 8)
+    erase(mem, lay.verdicts_at, lay.slots_at)
+    next_epoch(mem, lay)
 
 
 def restart_region(mem: Any, lay: Layout) -> FsckReport:

@@ -6,7 +6,8 @@ stored last. Everything else (tombstones, list, counts, bitmap, heaps) follows f
 rebuilt where it disagrees. Every step may crash and be done again by the next arbiter:
 
 1. a new epoch: what live nodes hold in their heaps is theirs no more, the bitmap will have it;
-2. reservations (PENDING entries and roots) of the dead are dropped, their pins cleared;
+2. reservations (PENDING entries and roots) of the dead are dropped, their pins cleared; so is
+   what no crash can have left: nothing may be written outside of the structures, nor read wrong;
 3. needless tombstones, list, live count and bitmap are put right;
 4. the slots of the dead become IDLE, so that their locks can be granted again;
 5. the verdict: repaired.
@@ -22,8 +23,7 @@ import numpy as np
 
 from cxlbench.emu.pod_ops import LINE, WORD, PodMemory, clflush, load, program, store
 from cxlbench.tract.arbiter import LIVE
-from cxlbench.tract.bitmap import word_mask
-from cxlbench.tract.codes import NOBODY
+from cxlbench.tract.codes import EXISTS, NOBODY
 from cxlbench.tract.eviction import chunk_of
 from cxlbench.tract.index import (
     BLOCK,
@@ -34,6 +34,7 @@ from cxlbench.tract.index import (
     READY,
     TOMBSTONE,
     entry_at,
+    find_place,
     home_of,
     make_tag,
     mark_empty,
@@ -61,7 +62,7 @@ from cxlbench.tract.membership import (
     set_verdict,
     verdict_of,
 )
-from cxlbench.tract.object_store import chunks_for, root_at
+from cxlbench.tract.object_store import chunks_for, is_placed, root_at
 from cxlbench.tract.pins import pin_at
 from cxlbench.tract.words import load_fresh, publish
 
@@ -90,18 +91,62 @@ def is_quiet(mem: PodMemory, lay: Layout, standing: Words) -> bool:
 
 
 @program
-def drop_reservations(mem: PodMemory, lay: Layout, standing: Words) -> int:
-    """Remove the PENDING entries and roots of dead nodes; return how many there were."""
+def is_kept(
+    mem: PodMemory, lay: Layout, at: int, standing: Words, used: Words, most_chunks: int
+) -> bool:
+    """Return whether the live entry or root at ``at`` stays; its chunks are marked in ``used``.
+
+    Reservations of the dead do not, nor objects that lie nowhere, or on a chunk of another one,
+    which no crash can have left.
+    """
+    tag = load(mem, at)
+    state = tag_state(tag)
+    if state not in (PENDING, READY):
+        return False
+    owner = tag_owner(tag)
+    if state == PENDING and (owner >= lay.nodes or is_unrepaired(int(standing[owner]))):
+        return False
+    offset, length = load(mem, at + BLOCK), load(mem, at + LENGTH)
+    if not is_placed(lay, offset, length, most_chunks):
+        return False
+    first, chunks = chunk_of(lay, offset), chunks_for(lay, length)
+    for chunk in range(first, first + chunks):
+        if (int(used[chunk // CHUNKS_PER_WORD]) >> (chunk % CHUNKS_PER_WORD)) & 1:
+            return False
+    for chunk in range(first, first + chunks):
+        used[chunk // CHUNKS_PER_WORD] |= 1 << (chunk % CHUNKS_PER_WORD)
+    return True
+
+
+@program
+def is_found(mem: PodMemory, lay: Layout, slot: int) -> bool:
+    """Return whether who looks for the key in entry ``slot`` finds that entry."""
+    at = entry_at(lay, slot)
+    k0, k1 = load(mem, at + KEY), load(mem, at + KEY + WORD)
+    k2, k3 = load(mem, at + KEY + 2 * WORD), load(mem, at + KEY + 3 * WORD)
+    code, found = find_place(mem, lay, k0, k1, k2, k3)
+    return code == EXISTS and found == slot
+
+
+@program
+def drop_entries(mem: PodMemory, lay: Layout, standing: Words, used: Words) -> int:
+    """Remove the entries and roots that must not stay; return how many there were.
+
+    Fills ``used`` (a word per bitmap word) with the chunks of those that do.
+    """
     dropped = 0
     for slot in range(lay.slots):
         tag = load_fresh(mem, entry_at(lay, slot))
-        if tag_state(tag) == PENDING and is_unrepaired(int(standing[tag_owner(tag)])):
+        if tag_state(tag) not in (EMPTY, TOMBSTONE) and not (
+            is_found(mem, lay, slot) and is_kept(mem, lay, entry_at(lay, slot), standing, used, 1)
+        ):
             mark_removed(mem, lay, slot)
             dropped += 1
     for root in range(lay.roots):
-        tag = load_fresh(mem, root_at(lay, root))
-        if tag_state(tag) == PENDING and is_unrepaired(int(standing[tag_owner(tag)])):
-            publish(mem, root_at(lay, root), make_tag(EMPTY, 0, tag_generation(tag)))
+        at = root_at(lay, root)
+        tag = load_fresh(mem, at)
+        if tag_state(tag) != EMPTY and not is_kept(mem, lay, at, standing, used, lay.chunks):
+            publish(mem, at, make_tag(EMPTY, 0, tag_generation(tag)))
             dropped += 1
     return dropped
 
@@ -223,43 +268,13 @@ def mend_live_count(mem: PodMemory, lay: Layout) -> None:
 
 
 @program
-def mark_used(lay: Layout, used: Words, first: int, chunks: int) -> None:
-    """Set the bits of a run of chunks in ``used``, an image of the bitmap."""
-    for chunk in range(first, first + chunks):
-        used[chunk // CHUNKS_PER_WORD] |= 1 << (chunk % CHUNKS_PER_WORD)
-
-
-@program
-def referenced(mem: PodMemory, lay: Layout, used: Words) -> None:
-    """Fill ``used`` (a word per bitmap word) with the chunks that index and roots refer to."""
-    for i in range(lay.bitmap_words):
-        used[i] = 0
-    for slot in range(lay.slots):
-        at = entry_at(lay, slot)
-        clflush(mem, at)
-        state = tag_state(load(mem, at))
-        if state in (PENDING, READY):
-            mark_used(lay, used, chunk_of(lay, load(mem, at + BLOCK)), 1)
-    for root in range(lay.roots):
-        at = root_at(lay, root)
-        clflush(mem, at)
-        state = tag_state(load(mem, at))
-        offset = load(mem, at + BLOCK)
-        if state != EMPTY and offset >= lay.pool_at:
-            mark_used(lay, used, chunk_of(lay, offset), chunks_for(lay, load(mem, at + LENGTH)))
-
-
-@program
-def mend_bitmap(mem: PodMemory, lay: Layout) -> int:
-    """Make the bitmap say exactly what index and roots refer to; return how many words changed."""
-    used = np.zeros(lay.bitmap_words, np.int64)
-    referenced(mem, lay, used)
+def mend_bitmap(mem: PodMemory, lay: Layout, used: Words) -> int:
+    """Make the bitmap say exactly what ``used`` says; return how many words changed."""
     changed = 0
     for index in range(lay.bitmap_words):
         at = lay.bitmap_at + index * WORD
-        wanted = int(used[index]) & word_mask(lay, index)
-        if load_fresh(mem, at) != wanted:
-            publish(mem, at, wanted)
+        if load_fresh(mem, at) != used[index]:
+            publish(mem, at, int(used[index]))
             changed += 1
     return changed
 
@@ -276,15 +291,16 @@ def reset_slots(mem: PodMemory, lay: Layout, node: int) -> None:
 @program
 def repair(mem: PodMemory, lay: Layout, standing: Words) -> None:
     """Undo or finish what the dead nodes of ``standing`` left; they become repaired."""
+    used = np.zeros(lay.bitmap_words, np.int64)
     next_epoch(mem, lay)
-    drop_reservations(mem, lay, standing)
+    drop_entries(mem, lay, standing, used)
     for node in range(lay.nodes):
         if is_unrepaired(int(standing[node])):
             clear_pins(mem, lay, node)
     sweep(mem, lay)
     mend_list(mem, lay)
     mend_live_count(mem, lay)
-    mend_bitmap(mem, lay)
+    mend_bitmap(mem, lay, used)
     for node in range(lay.nodes):
         if is_unrepaired(int(standing[node])):
             reset_slots(mem, lay, node)

@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlbench.emu.clock import Clock, Job, JobSet
+from cxlbench.emu.clock import Job, JobSet
 from cxlbench.emu.memory import Buffer
-from cxlbench.emu.sync import Budget
 from cxlbench.kv.results import KeyResult
-from cxlbench.tract import chains, codes, prefix_cache
+from cxlbench.tract import codes, prefix_cache
 from cxlbench.tract.copying import Copier, ProgramRunner
 from cxlbench.tract.counters import TractCounters
-from cxlbench.tract.heap import refill
+from cxlbench.tract.heap import slim
 from cxlbench.tract.layout import Layout
-from cxlbench.tract.places import places_for
+from cxlbench.tract.places import BLOCK_AT, CHECKSUM, CODE, places_for
+from cxlbench.tract.reserving import reserve_chain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Words = NDArray[np.int64]
-
-MOST_TRIES = 3
-"""How often in a row a block is refused although there are free chunks, before that stands."""
 
 _NOT_ASKED = -1
 _RESULTS = {
@@ -49,7 +46,6 @@ class StorePath:
 
     def __init__(
         self,
-        clock: Clock,
         node: ProgramRunner,
         layout: Layout,
         copier: Copier,
@@ -65,7 +61,6 @@ class StorePath:
         self._copier = copier
         self._jobs = jobs
         self._counters = counters
-        self._turn = Budget(clock, 1, name="reserving")
 
     async def run(
         self, numbers: Words, buffers: Sequence[Buffer], results: list[KeyResult]
@@ -74,71 +69,43 @@ class StorePath:
         if not buffers:
             return
         places = places_for(len(buffers))
-        places[:, prefix_cache.CODE] = _NOT_ASKED
-        reserved = await self._reserve(numbers, buffers[0].nbytes, places)
+        places[:, CODE] = _NOT_ASKED
+        reserved = 0
+        if not self.ending:
+            nbytes = buffers[0].nbytes
+            reserved = await self._node.run(reserve_chain, self._layout, numbers, nbytes, places)
         if reserved:
             self.reserved += reserved
             await self._write(buffers, places)
             await self._conclude(places)
             self.reserved -= reserved
-        await self._node.run(chains.slim_heap, self._layout)
-        results[:] = [_RESULTS[code] for code in places[:, prefix_cache.CODE].tolist()]
+        await self._node.run(slim, self._layout)
+        results[:] = [_RESULTS[code] for code in places[:, CODE].tolist()]
         counters = self._counters
         counters.stored += results.count(KeyResult.STORED)
         counters.exists += results.count(KeyResult.EXISTS)
         counters.skipped += results.count(KeyResult.NO_SPACE)
         counters.failed += results.count(KeyResult.ERROR)
 
-    async def _reserve(self, numbers: Words, nbytes: int, places: Words) -> int:
-        """Reserve blocks, heads first, as many at a time as the node's heap can hold.
-
-        One store at a time, and again after a refusal if there were free chunks after all: other
-        stores of this node may have emptied the heap between its refill and the reservation.
-        """
-        await self._turn.take(1)
-        try:
-            reserved, begin, tries = 0, 0, 0
-            while begin < len(places) and not self.ending:
-                end = begin + self._layout.heap_capacity
-                part = places[begin:end]
-                got = await self._node.run(
-                    prefix_cache.reserve_chain, self._layout, numbers[begin:end], nbytes, part
-                )
-                reserved += got
-                settled = np.isin(part[:, prefix_cache.CODE], (codes.OK, codes.EXISTS))
-                if settled.all():
-                    begin += len(part)
-                    continue
-                first = int(settled.argmin())
-                tries = 0 if first else tries + 1
-                begin += first
-                places[begin:, prefix_cache.CODE] = part[first, prefix_cache.CODE]
-                wanted = min(len(places) - begin, self._layout.heap_capacity)
-                if tries == MOST_TRIES or not await self._node.run(refill, self._layout, wanted):
-                    break
-            return reserved
-        finally:
-            self._turn.give(1)
-
     async def _write(self, buffers: Sequence[Buffer], places: Words) -> None:
         """Copy what was reserved; ends when all copies that were begun have ended."""
         copies: list[Job[None]] = []
         for buffer, place in zip(buffers, places, strict=True):
-            if place[prefix_cache.CODE] == codes.OK and not self.ending:
+            if place[CODE] == codes.OK and not self.ending:
                 await self._copier.take(buffer.nbytes)
                 copies.append(self._jobs.spawn(self._write_block(buffer, place)))
         for copy in copies:
             await copy
 
     async def _write_block(self, buffer: Buffer, place: Words) -> None:
-        check = await self._copier.write(int(place[prefix_cache.BLOCK_AT]), buffer)
-        place[prefix_cache.CHECKSUM] = check
+        check = await self._copier.write(int(place[BLOCK_AT]), buffer)
+        place[CHECKSUM] = check
 
     async def _conclude(self, places: Words) -> None:
         """Publish what was copied, or give the reservations back."""
         if not self.ending:
             await self._node.run(prefix_cache.publish_chain, self._layout, places)
             return
-        mine = places[:, prefix_cache.CODE] == codes.OK
+        mine = places[:, CODE] == codes.OK
         await self._node.run(prefix_cache.abandon_chain, self._layout, places)
-        places[mine, prefix_cache.CODE] = _NOT_ASKED
+        places[mine, CODE] = _NOT_ASKED

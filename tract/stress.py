@@ -15,14 +15,8 @@ import numpy as np
 from cxlbench.emu.pod_ops import PodMemory, clflush, dma_wait, load, program, store
 from cxlbench.tract.layout import Layout
 from cxlbench.tract.lock import acquire, release
-from cxlbench.tract.prefix_cache import (
-    BLOCK_AT,
-    HANDLE,
-    PLACE_WORDS,
-    insert_chain,
-    lookup_chain,
-    unpin_chain,
-)
+from cxlbench.tract.places import BLOCK_AT, HANDLE, PLACE_WORDS
+from cxlbench.tract.prefix_cache import insert_chain, lookup_chain, unpin_chain
 from cxlbench.tract.transfer import start_read
 from cxlbench.tract.words import CHECKSUM_SEED, KEY_WORDS, MASK_62, mix
 

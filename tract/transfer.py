@@ -6,7 +6,7 @@ into its own node's cache, where a clean old copy of a reused chunk's line may l
 it there), so the block's lines are invalidated first. Regions for hardware whose DMA does not look
 there say so (``Sizes.snooped_payload``).
 
-Left out for now: several copy engines, pacing, and pinned mappings of real GPUs.
+Where a GPU is, its own copy engine moves blocks: ``pinned_region``. Pacing is ``copying``'s.
 """
 
 from __future__ import annotations

@@ -250,10 +250,13 @@ def test_a_nontemporal_store_is_posted_behind_the_dirty_line(pod):
 
 @in_every(*ALL)
 def test_dma_is_coherent_with_the_cache_of_its_own_node_only(pod):
-    pod.do(1, "load", 0)
+    for node in (0, 1):
+        pod.do(node, "load", 0)
+    pod.do(0, "store", 16, 4)
     pod.do(0, "store", 64, 1)
     pod.do(0, "dma_write", 0, [7, 8])
-    assert (pod.do(0, "load", 0), pod.do(1, "load", 0), pod.device(8)) == (7, 0, 8)
+    assert (pod.do(0, "load", 0), pod.do(1, "load", 0)) == (7, 0)
+    assert [pod.device(off) for off in (0, 8, 16)] == [7, 8, 4]
     assert pod.do(0, "dma_read", 64, 2) == [1, 0]
     pod.do(1, "store", 128, 3)
     assert pod.do(0, "dma_read", 128, 2) == [0, 0]

@@ -117,6 +117,16 @@ def test_who_counts_its_polls_and_gives_up_does_not_hang(polls):
     quiet(two(patient, wait_for))
 
 
+@pytest.mark.parametrize("scheduler", ["random", "pct"])
+def test_a_hang_is_told_soon(scheduler):
+    for first in range(20):
+        report = explore(
+            two(wait_for, wait_for), schedules=1, first=first, scheduler=scheduler
+        ).report
+        assert report.kind is Kind.HANG
+        assert report.step < 500
+
+
 def test_who_counts_and_never_gives_up_hangs():
     def patient(mem):
         polls = 0

@@ -46,6 +46,7 @@ def test_a_knob_has_its_value_the_quick_one_or_the_override() -> None:
         (Knob(name="k", value=True, source=""), "False", False),
         (Knob(name="k", value="a", source=""), "any text", "any text"),
         (Knob(name="k", value="a", source="", choices=("a", "b")), "b", "b"),
+        (Knob(name="k", value=1, source="", choices=("1", "2")), "2", 2),
     ],
 )
 def test_a_text_becomes_a_value_of_the_knobs_kind(knob: Knob, text: str, value: object) -> None:
