@@ -10,15 +10,17 @@ what *performance* is. Here 512 conversations of equal turns come to 1.5 TiB at 
 128 tokens; both routings are run; performance is requests/s at a fixed concurrency, which by
 Little's law is the same statement as mean end-to-end time, and mean TTFT is reported beside it.
 Conversations take turns (all first turns, then all second ones), so the footprint grows with the
-turns as the paper's figure does; ``workload.order`` offers whole conversations one after the other
-instead.
+turns as the paper's figure does. Claims are judged under one routing (``routing``), and each says
+what the other one gives. Two ablations: prefill four times as fast (quick form), and conversations
+offered one after the other (``workload.order``; not in the quick form, where all are under way).
 
 Left out: failures, the bytes of control messages, memory that Mooncake's clients use themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from cxlbench.devices.profile import CxlHmProfile
@@ -39,6 +41,7 @@ from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
+from cxlbench.harness.serve.drive import Order
 from cxlbench.harness.serve.routing import Routing
 from cxlbench.harness.serve.run import Simulated, TurnServed
 
@@ -50,13 +53,15 @@ RECOMPUTE, GPU, LMCACHE, MOONCAKE, HYMCACHE = (
     "HyMCache",
 )
 TURNS = 7
+AHEAD = 1.01
+"""From how many times the other's speed on a system is ahead; less is the order of arrivals."""
 KNOBS = (
     testbed.model_knob("Qwen2.5-32B"),
     testbed.BLOCK_TOKENS,
     Knob(
         name="workload.sessions",
         value=512,
-        quick=64,
+        quick=32,
         assumption=True,
         source="not stated; with turn_tokens it gives the 1.5 TB that are",
     ),
@@ -84,8 +89,9 @@ KNOBS = (
     Knob(
         name="shrink",
         value=1,
-        quick=8,
-        source="the quick form has an eighth of the conversations and of every tier's memory",
+        quick=16,
+        source="the quick form has a sixteenth of the conversations and of every tier's memory; "
+        "all are under way at once there, so a turn may begin before the last one is stored",
     ),
     Knob(name="lmcache.gib", value=64, unit="GiB", source="HyMCache §5: 64 GB a worker"),
     Knob(name="mooncake.gib", value=1024, unit="GiB", source="HyMCache §5: 1 TB of DRAM"),
@@ -134,7 +140,7 @@ CLAIMS = (
     ),
     PaperClaim(
         name="gap-narrows",
-        statement="Mooncake's advantage narrows with the turns (turn 7 against turn 3)",
+        statement="Mooncake is ahead at turn 3 (by over 1 %), and by less at turn 7",
         source="HyMCache §6.1.1",
         sense=Sense.TRUE,
     ),
@@ -208,14 +214,20 @@ def run(context: Context) -> Findings:
         plots += _plots(runs, routing)
         if runs.partial:
             break
-    chosen = found.get(context.choice("routing"))
+    plots.append(_last_turn(found))
     cut_short = len(found) < len(Routing) or any(runs.partial for runs in found.values())
     claims: list[JudgedClaim] = []
-    if chosen and not cut_short and not context.stopping():
+    if not cut_short and not context.stopping():
         faster = _with_faster_prefill(context)
-        rows += [total_row(one, system=label) for label, one in faster.by_label.items()]
-        checks += all_checks(faster, ", faster prefill")
-        claims = _claims(context, chosen, workload, faster)
+        in_order = _one_after_another(context)
+        for ablation, what in ((faster, "faster prefill"), (in_order, "one after the other")):
+            for label, one in ablation.by_label.items():
+                name = f"{label}, {what}"
+                rows.append(total_row(one, system=name, routing=context.choice("routing")))
+            checks += all_checks(ablation, f", {what}")
+            cut_short |= ablation.partial
+        if not cut_short:
+            claims = _claims(context, found, workload, faster, in_order)
     return Findings(
         rows=rows,
         claims=claims,
@@ -229,55 +241,114 @@ def run(context: Context) -> Findings:
 def _with_faster_prefill(context: Context) -> Runs:
     """Run what compute hides: Mooncake and HyMCache on GPUs that prefill faster, quick form."""
     what = testbed.ablation(context, ablation__compute=testbed.FASTER)
-    runs = run_systems(
-        what,
-        [system for system in systems(what) if system.label in (MOONCAKE, HYMCACHE)],
-        partial(testbed.pd_cluster, what, context.choice("routing")),
-        workload_of(what),
-        testbed.closed_loop(what),
-        labels=f", {testbed.FASTER} x compute",
+    return _some(what, (MOONCAKE, HYMCACHE), f", {testbed.FASTER} x compute")
+
+
+def _one_after_another(context: Context) -> Runs:
+    """Run conversations one after the other, where not all of them are under way at once."""
+    at_once = context.count("workload.concurrency") >= context.count("workload.sessions")
+    if at_once or context.choice(testbed.ORDER.name) == Order.SESSIONS:
+        return Runs()
+    overrides = {**context.overrides, testbed.ORDER.name: str(Order.SESSIONS)}
+    what = replace(context, overrides=overrides)
+    return _some(what, (LMCACHE, MOONCAKE, HYMCACHE), ", one conversation after the other")
+
+
+def _some(context: Context, chosen: Sequence[str], labels: str) -> Runs:
+    return run_systems(
+        context,
+        [system for system in systems(context) if system.label in chosen],
+        partial(testbed.pd_cluster, context, context.choice("routing")),
+        workload_of(context),
+        testbed.closed_loop(context),
+        labels=labels,
     )
-    named = {f"{label}, {testbed.FASTER} x compute": run for label, run in runs.by_label.items()}
-    return Runs(named, runs.partial)
 
 
-def _claims(context: Context, runs: Runs, workload: Workload, faster: Runs) -> list[JudgedClaim]:
+def _claims(
+    context: Context, found: Mapping[str, Runs], workload: Workload, faster: Runs, in_order: Runs
+) -> list[JudgedClaim]:
+    routing = context.choice("routing")
+    runs = found[routing]
+    judged = {name: _measured(context, of_it, workload) for name, of_it in found.items()}
+    why = _reasons(context, runs, faster, in_order)
+    at = f"concurrency {context.count('workload.concurrency')}, {routing}"
+    claims = []
+    for claim in CLAIMS:
+        others = ", ".join(
+            f"{claim.judge(values[claim.name]).measured} under {name}"
+            for name, values in judged.items()
+            if name != routing
+        )
+        parts = [part for part in (why.get(claim.name), others) if part]
+        claims.append(claim.judge(judged[routing][claim.name], reason="; ".join(parts), at=at))
+    return claims
+
+
+def _measured(context: Context, runs: Runs, workload: Workload) -> dict[str, float | None]:
+    """Return what one routing gives for each claim."""
     hym, moon = runs.by_label[HYMCACHE], runs.by_label[MOONCAKE]
     blocks = len({block for r in workload.requests for block in r.block_ids})
     footprint = blocks * testbed.roofline(context).shape.block_bytes(workload.block_tokens)
     capacity = context.count("mooncake.gib") * GIB // context.count("shrink")
     held = moon.counters.get("resident_bytes", float(min(capacity, footprint)))
-    measured = {
+    early, late = _gap(moon, hym, 3), _gap(moon, hym, TURNS)
+    return {
         "over-lmcache": speedup(runs, HYMCACHE, LMCACHE),
         "under-mooncake": speedup(runs, MOONCAKE, HYMCACHE),
         "hit-rate-over-mooncake": (_turn(hym, TURNS).hit_rate - _turn(moon, TURNS).hit_rate) * 100,
         "mooncake-covers": held / footprint * 100,
         "skipped": hym.skipped_share * 100,
-        "gap-narrows": float(_gap(moon, hym, TURNS) < _gap(moon, hym, 3)),
+        "gap-narrows": float(early > AHEAD and late < early),
     }
-    moon_fast, hym_fast = faster.by_label.values()
-    ablation = (
-        f"with {testbed.FASTER} x compute HyMCache serves {hym_fast.requests_per_s:.2f} and "
-        f"Mooncake {moon_fast.requests_per_s:.2f} requests/s, hit rates "
-        f"{hym_fast.hit_rate:.0%} and {moon_fast.hit_rate:.0%}, "
+
+
+def _reasons(context: Context, runs: Runs, faster: Runs, in_order: Runs) -> dict[str, str]:
+    """Return what stands behind each claim, in numbers of these runs."""
+    hym, moon, lmcache = (runs.by_label[label] for label in (HYMCACHE, MOONCAKE, LMCACHE))
+    moon_fast, hym_fast = faster.by_label[MOONCAKE], faster.by_label[HYMCACHE]
+    fast = (
+        f"with {testbed.FASTER} x compute (quick form) HyMCache serves "
+        f"{hym_fast.requests_per_s:.2f} and Mooncake {moon_fast.requests_per_s:.2f} requests/s, "
+        f"hit rates {hym_fast.hit_rate:.0%} and {moon_fast.hit_rate:.0%}, "
         f"{hym_fast.skipped_share:.0%} of insertions skipped"
     )
     hits = ", ".join(f"{label} {one.hit_rate:.0%}" for label, one in runs.by_label.items())
-    reasons = {
-        "over-lmcache": f"hit rates: {hits}",
-        "under-mooncake": f"GPUs of HyMCache compute {max(hym.gpu_busy.values()):.0%} of the "
-        f"time, its storage port moves data {_port(hym):.0%}; {ablation}",
-        "hit-rate-over-mooncake": ablation,
+    ends = ", ".join(
+        f"{label} {_turn(one, TURNS).hit_rate:.0%}" for label, one in runs.by_label.items()
+    )
+    over, under = "", ""
+    if in_order.by_label:
+        serve = {label: one.requests_per_s for label, one in in_order.by_label.items()}
+        known = {label: one.hit_rate for label, one in in_order.by_label.items()}
+        over = (
+            f"; offered one conversation after the other {serve[HYMCACHE] / serve[LMCACHE]:.2f} x, "
+            f"hit rates {known[HYMCACHE]:.0%} and {known[LMCACHE]:.0%}"
+        )
+        under = (
+            "; offered one conversation after the other "
+            f"{serve[MOONCAKE] / serve[HYMCACHE]:.2f} x, hit rates {known[MOONCAKE]:.0%} and "
+            f"{known[HYMCACHE]:.0%}"
+        )
+    early, late = _gap(moon, hym, 3), _gap(moon, hym, TURNS)
+    return {
+        "over-lmcache": f"hit rates over all turns: {hits}; mean TTFT {hym.ttft.mean_s:.1f} s "
+        f"against {lmcache.ttft.mean_s:.1f} s, mean end-to-end {hym.e2e.mean_s:.1f} s against "
+        f"{lmcache.e2e.mean_s:.1f} s{over}",
+        "under-mooncake": f"mean TTFT of Mooncake {moon.ttft.mean_s:.1f} s, of HyMCache "
+        f"{hym.ttft.mean_s:.1f} s, mean end-to-end {moon.e2e.mean_s:.1f} s and "
+        f"{hym.e2e.mean_s:.1f} s; HyMCache's GPUs compute {max(hym.gpu_busy.values()):.0%} of the "
+        f"time, its storage port moves data {_port(hym):.0%}; {fast}{under}",
+        "hit-rate-over-mooncake": f"at turn {TURNS}: {ends}; {fast}",
+        "mooncake-covers": "what it holds at the end, with room for "
+        f"{context.count('mooncake.gib') / context.count('shrink'):.0f} GiB",
         "skipped": f"the write buffer refused {hym.stores.skipped} of "
         f"{hym.stores.stored + hym.stores.skipped} blocks: four GPUs of this roofline make "
         f"{_made(context, hym) / 1e9:.1f} GB/s of new KV, and the SSDs take "
-        f"{_drain(context) / 1e9:.1f} GB/s; {ablation}",
+        f"{_drain(context) / 1e9:.1f} GB/s while nothing is read; {fast}",
+        "gap-narrows": f"Mooncake is {early:.2f} x as fast at turn 3, {late:.2f} x at turn {TURNS}"
+        + ("" if early > AHEAD else ": there is no advantage that could narrow"),
     }
-    at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
-    return [
-        claim.judge(measured[claim.name], reason=reasons.get(claim.name, ""), at=at)
-        for claim in CLAIMS
-    ]
 
 
 def _turn(run: Simulated, turn: int) -> TurnServed:
@@ -312,7 +383,14 @@ def _plots(runs: Runs, routing: str) -> Sequence[Plot]:
             name=f"ttft-{routing}",
             title=f"Mean time to first token, {routing}",
             value="ttft_mean_s",
-            y_label="TTFT, s",
+            y_label="mean TTFT, s",
+        ),
+        by_turn_plot(
+            runs,
+            name=f"e2e-{routing}",
+            title=f"Mean end-to-end time, {routing}",
+            value="e2e_mean_s",
+            y_label="mean end-to-end time, s",
         ),
         by_turn_plot(
             runs,
@@ -321,6 +399,25 @@ def _plots(runs: Runs, routing: str) -> Sequence[Plot]:
             value="hit_rate",
             y_label="hit rate",
         ),
+    )
+
+
+def _last_turn(found: Mapping[str, Runs]) -> Plot:
+    """Plot the hit rates of the last turn (fig. 10c), by routing."""
+    series: dict[str, tuple[list[float | str], list[float]]] = {}
+    for routing, runs in found.items():
+        for label, one in runs.by_label.items():
+            if one.turns and one.turns[-1].turn == TURNS:
+                names, rates = series.setdefault(label, ([], []))
+                names.append(str(routing))
+                rates.append(one.turns[-1].hit_rate)
+    return Plot(
+        name=f"hit-rate-turn-{TURNS}",
+        title=f"Blocks not computed again, turn {TURNS}",
+        x_label="",
+        y_label="hit rate",
+        kind="bar",
+        series=series,
     )
 
 

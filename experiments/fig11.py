@@ -3,11 +3,13 @@
 Set-up (§6.1.2): the cluster and the conversations of fig. 10; Mooncake keeps its objects on the two
 SSDs of the CXL-HM prototype, striped, cut by LVM into one volume for each prefill server, reached
 by NVMe-oF over RDMA and formatted with XFS. The raw path carries 23 GB/s, a volume under XFS 6.5
-GB/s. Compared with recomputation and with HyMCache; the ablation takes the file system away.
+GB/s; each server reaches its volume by 200 Gb/s, without which 23 GB/s could not be read. Compared
+with recomputation and with HyMCache; ablations take the file system away, let fetches time out
+after 1 s, and prefill four times as fast (quick form).
 
 The paper finds it near recomputation, since many fetches time out. Its arithmetic does not say so:
-four servers at their 12.5 GB/s port, of which XFS leaves 6.5, share two SSDs of 13 GB/s each. What
-would have to be true is looked for by the second ablation: the load at which fetches time out.
+four servers, to each of which XFS leaves 6.5 GB/s, share two SSDs of 13 GB/s each, and a prefix of
+7 turns (3 GB) is read in half a second. What would have to be true is looked for by the ablations.
 
 Left out: the file system's page cache (reads are direct), readahead, journal traffic.
 """
@@ -65,9 +67,10 @@ CLAIMS = (
     ),
     PaperClaim(
         name="hymcache-faster",
-        statement="HyMCache serves more than Mooncake on NVMe-oF",
+        statement="HyMCache serves substantially more than Mooncake on NVMe-oF (read as: a tenth)",
         source="HyMCache fig. 11",
-        expected=1.0,
+        expected=1.1,
+        neutral=1.0,
         sense=Sense.AT_LEAST,
         unit="x",
     ),
@@ -112,9 +115,9 @@ def run(context: Context) -> Findings:
             by_turn_plot(
                 runs,
                 name="e2e",
-                title=f"End-to-end time, {routing}",
+                title=f"Mean end-to-end time, {routing}",
                 value="e2e_mean_s",
-                y_label="mean, s",
+                y_label="mean end-to-end time, s",
             ),
         ),
         checks=all_checks(runs),
@@ -135,16 +138,25 @@ def _claims(context: Context, runs: Runs, faster: Runs) -> list[JudgedClaim]:
         "fetches-time-out": undelivered(xfs) * 100,
         "hymcache-faster": speedup(runs, HYMCACHE, XFS),
     }
-    reason = (
-        f"hit rates: XFS {xfs.hit_rate:.0%}, without it {raw.hit_rate:.0%}; with a timeout of 1 s "
-        f"{undelivered(hurried):.0%} of the announced blocks come too late and the hit rate is "
-        f"{hurried.hit_rate:.0%}; prefill GPUs busy {max(xfs.gpu_busy.values()):.0%}; "
-        f"with {testbed.FASTER} x compute XFS serves "
-        f"{speedup(faster, XFS, RECOMPUTE) or 0:.2f} x recomputation and HyMCache "
-        f"{speedup(faster, HYMCACHE, XFS) or 0:.2f} x XFS"
-    )
+    late = _slowest_read_s(xfs)
+    busy = f"prefill GPUs of XFS compute {max(xfs.gpu_busy.values()):.0%} of the time"
+    fast = f"with {testbed.FASTER} x compute (quick form)"
+    reasons = {
+        "near-recomputation": f"hit rates: XFS {xfs.hit_rate:.0%}, without it "
+        f"{raw.hit_rate:.0%}; {busy}; {fast} {speedup(faster, XFS, RECOMPUTE) or 0:.2f} x",
+        "fetches-time-out": f"the slowest request read its KV in {late:.2f} s; with a timeout of "
+        f"1 s {undelivered(hurried):.0%} of the announced blocks come too late, and the hit rate "
+        f"is {hurried.hit_rate:.0%}",
+        "hymcache-faster": f"{busy}; {fast} {speedup(faster, HYMCACHE, XFS) or 0:.2f} x",
+    }
     at = f"concurrency {context.count('workload.concurrency')}, {context.choice('routing')}"
-    return [claim.judge(measured[claim.name], reason=reason, at=at) for claim in CLAIMS]
+    return [
+        claim.judge(measured[claim.name], reason=reasons[claim.name], at=at) for claim in CLAIMS
+    ]
+
+
+def _slowest_read_s(run: Simulated) -> float:
+    return max((record.read_s for record in run.served), default=0.0)
 
 
 EXPERIMENT = Experiment(
@@ -152,7 +164,9 @@ EXPERIMENT = Experiment(
     title="The same SSDs behind NVMe-oF and a file system",
     source="HyMCache fig. 11",
     about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
-    knobs=tuple(k for k in fig10.EXPERIMENT.knobs if not k.name.endswith(".gib")),
+    knobs=tuple(
+        k for k in fig10.EXPERIMENT.knobs if k.name != "shrink" and not k.name.endswith(".gib")
+    ),
     profiles=(
         *testbed.SERVING_PROFILES,
         *testbed.HYMCACHE_PROFILES,

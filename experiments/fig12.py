@@ -16,7 +16,16 @@ from __future__ import annotations
 from functools import partial
 
 from cxlbench.experiments import fig10, testbed
-from cxlbench.experiments.serving import Runs, System, all_checks, run_systems, speedup, total_row
+from cxlbench.experiments.serving import (
+    Runs,
+    System,
+    all_checks,
+    failed_store_share,
+    lost_stores,
+    run_systems,
+    speedup,
+    total_row,
+)
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
 from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
@@ -95,8 +104,8 @@ def run(context: Context) -> Findings:
     rows: list[Row] = []
     for label, one in runs.by_label.items():
         row = total_row(one, system=label)
-        stores = one.stores
-        row["failed_stores"] = stores.failed + stores.skipped
+        row["failed_stores"] = lost_stores(one)
+        row["failed_store_share"] = failed_store_share(one)
         rows.append(row)
     return Findings(
         rows=rows,
@@ -136,10 +145,10 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
         "mooncake-recovers": speedup(runs, large, small),
         "hymcache-flat": min(flat) / max(flat),
     }
-    one = runs.by_label[small].stores
-    lost = one.failed + one.skipped
+    one = runs.by_label[small]
     reason = (
-        f"with 10 GiB {lost} of {lost + one.stored} insertions failed; hit rate "
+        f"with 10 GiB {lost_stores(one)} ({failed_store_share(one):.0%}) of insertions failed; "
+        "hit rate "
         f"{runs.by_label[small].hit_rate:.0%}, with {BUFFERS_GIB[-1]} GiB "
         f"{runs.by_label[large].hit_rate:.0%}; {_ablation(runs)}"
     )
@@ -156,7 +165,7 @@ def _ablation(runs: Runs) -> str:
     parts = []
     for gib in (1, 10):
         run = runs.by_label[f"Mooncake, {gib} GiB, {testbed.FASTER} x compute"]
-        failed = run.stores.failed + run.stores.skipped
+        failed = lost_stores(run)
         parts.append(f"{gib} GiB: {failed} insertions failed, hit rate {run.hit_rate:.0%}")
     return f"with {testbed.FASTER} x compute and {'; '.join(parts)}"
 

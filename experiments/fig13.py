@@ -5,10 +5,11 @@ of them, concurrency 32, up to 10 turns, one output token. Systems: recomputatio
 cache, LMCache with 64 GB of local DRAM, HyMCache. Conversations have LMSYS's mean lengths
 (``testbed.lmsys_like``) and take turns: all first turns, then all second ones.
 
-The GPU has room for about 3,500 blocks of 16 MiB beside the model and LMCache for 4,096. 512
-conversations of 284 tokens a turn fill the one in turn 3 and the other in turn 4: the paper's turns
-follow from the published mean lengths. A cache *loses its reuse* in the first turn whose hit rate
-is under half.
+The GPU has room for about 3,500 blocks of 16 MiB beside the model and LMCache for 4,096. A cache
+*loses its reuse* in the first turn whose hit rate is under half: under LRU that is the first one
+whose prefixes, of all conversations together, no longer fit when the turn before has ended. The
+published mean lengths (284 tokens a turn) put that a turn or two later than the paper's figure; its
+conversations, chosen for their many turns, may be longer than the mean.
 
 Left out: requests that end a conversation early.
 """
@@ -84,7 +85,6 @@ CLAIMS = (
         statement="HyMCache's hit rate stays near 90 %",
         source="HyMCache fig. 13",
         expected=90.0,
-        band=0.12,
         unit="%",
     ),
     PaperClaim(
@@ -137,9 +137,9 @@ def run(context: Context) -> Findings:
             by_turn_plot(
                 runs,
                 name="e2e",
-                title="End-to-end time, single node",
+                title="Mean end-to-end time, single node",
                 value="e2e_mean_s",
-                y_label="mean, s",
+                y_label="mean end-to-end time, s",
             ),
             by_turn_plot(
                 runs,
@@ -178,15 +178,21 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
         label: sum(record.computed_tokens for record in one.served)
         for label, one in runs.by_label.items()
     }
-    room = testbed.single_node(context).pool_blocks // context.count("shrink")
+    shrink = context.count("shrink")
+    room = testbed.single_node(context).pool_blocks // shrink
+    block_bytes = testbed.roofline(context).shape.block_bytes(context.count("engine.block_tokens"))
+    local = context.count("lmcache.gib") * GIB // shrink // block_bytes
     sizes = ", ".join(
-        f"turn {turn.turn}: {sum(r.reusable for r in hymcache.served if r.turn == turn.turn)}"
-        for turn in hymcache.turns[:6]
+        f"turn {turn.turn} {sum(r.reusable for r in hymcache.served if r.turn == turn.turn)}"
+        for turn in hymcache.turns
     )
-    why = f"the GPU has room for {room} blocks; prefixes come to {sizes}"
+    prefixes = f"blocks of all conversations' prefixes: {sizes}"
+    over = speedup(runs, LMCACHE, GPU)
     reasons = {
-        "gpu-loses": why,
-        "lmcache-loses": why,
+        "gpu-loses": f"room for {room} blocks; {prefixes}; hit rates {_rates(runs, GPU)}",
+        "lmcache-loses": f"room for {local} blocks; {prefixes}; hit rates {_rates(runs, LMCACHE)}",
+        "loses-later": f"LMCache serves {over or 0:.2f} x the GPU alone",
+        "hit-rate": f"by turn {_rates(runs, HYMCACHE)}",
         "over-lmcache": f"tokens computed: LMCache {tokens[LMCACHE]:,}, HyMCache "
         f"{tokens[HYMCACHE]:,}; GPU busy: {busy}",
     }
@@ -194,10 +200,16 @@ def _claims(context: Context, runs: Runs) -> list[JudgedClaim]:
         claim.judge(
             measured[claim.name],
             reason=reasons.get(claim.name, ""),
-            at=f"concurrency {context.count('workload.concurrency')}",
+            at=f"{context.count('workload.sessions')} conversations, concurrency "
+            f"{context.count('workload.concurrency')}",
         )
         for claim in CLAIMS
     ]
+
+
+def _rates(runs: Runs, label: str) -> str:
+    turns = runs.by_label[label].turns
+    return ", ".join(f"{turn.hit_rate:.0%}" for turn in turns if turn.seen_blocks)
 
 
 EXPERIMENT = Experiment(
@@ -206,7 +218,7 @@ EXPERIMENT = Experiment(
     source="HyMCache fig. 13",
     about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
     knobs=KNOBS,
-    profiles=(*testbed.SERVING_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.LMCACHE_PROFILES),
+    profiles=(*testbed.NODE_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.LMCACHE_PROFILES),
     claims=CLAIMS,
     run=run,
     compares_tiers=True,

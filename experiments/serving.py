@@ -83,6 +83,22 @@ def with_own(context: Context, systems: Sequence[System]) -> tuple[System, ...]:
     return (*systems, *own)
 
 
+def lost_stores(run: Simulated) -> int:
+    """Return how many offered blocks were refused, failed, or were lost after their store.
+
+    Tiers that put in the background count what was lost behind the end of a store themselves.
+    """
+    stores = run.stores
+    return stores.failed + stores.skipped + int(run.counters.get("failed_puts", 0))
+
+
+def failed_store_share(run: Simulated) -> float:
+    """Return ``lost_stores`` as a share of all blocks that were to be stored."""
+    stores = run.stores
+    tried = stores.stored + stores.failed + stores.skipped
+    return lost_stores(run) / tried if tried else 0.0
+
+
 def total_row(run: Simulated, **labels: Scalar) -> dict[str, Scalar | None]:
     """Return the row of a whole run."""
     parts = {f"{name.replace(' ', '_')}_mean_s": seconds for name, seconds in run.parts_s.items()}
@@ -103,7 +119,7 @@ def total_row(run: Simulated, **labels: Scalar) -> dict[str, Scalar | None]:
 
 
 def turn_rows(run: Simulated, **labels: Scalar) -> list[dict[str, Scalar | None]]:
-    """Return the rows of a run's turns."""
+    """Return the rows of a run's turns; no hit rate where nothing had been computed before."""
     return [
         {
             **labels,
@@ -113,7 +129,7 @@ def turn_rows(run: Simulated, **labels: Scalar) -> list[dict[str, Scalar | None]
             "ttft_mean_s": turn.ttft.mean_s,
             "ttft_p99_s": turn.ttft.p99_s,
             "e2e_mean_s": turn.e2e.mean_s,
-            "hit_rate": turn.hit_rate,
+            "hit_rate": turn.hit_rate if turn.seen_blocks else None,
         }
         for turn in run.turns
     ]
@@ -137,10 +153,10 @@ def all_checks(runs: Runs, labels: str = "") -> list[Check]:
 def by_turn_plot(
     runs: Runs, *, name: str, title: str, value: str, y_label: str, note: str = ""
 ) -> Plot:
-    """Plot one column of the turns' rows, a line for each system."""
+    """Plot one column of the turns' rows, a line for each system; turns without it are left out."""
     series = {}
     for label, run in runs.by_label.items():
-        rows = turn_rows(run)
+        rows = [row for row in turn_rows(run) if row[value] is not None]
         series[label] = (
             [float(row["turn"] or 0) for row in rows],
             [float(row[value] or 0) for row in rows],
@@ -181,6 +197,8 @@ __all__ = [
     "System",
     "all_checks",
     "by_turn_plot",
+    "failed_store_share",
+    "lost_stores",
     "run_systems",
     "speedup",
     "total_row",

@@ -40,6 +40,8 @@ MIB = 1 << 20
 
 SERVING_PROFILES = ("a100-80g", "vllm-default", "gpu-copy-gen4x16", "nic-100g", "nic-200g")
 """What every figure of HyMCache's serving reads."""
+NODE_PROFILES = ("a100-80g", "vllm-default", "gpu-copy-gen4x16", "nic-200g")
+"""What those of one node read, which is joined to its tier by 200 Gb/s."""
 HYMCACHE_PROFILES = ("cxl-hm-prototype", "pm1743-class", "software-default")
 """What its tier reads beside them."""
 LMCACHE_PROFILES = ("lmcache-local",)

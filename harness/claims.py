@@ -2,8 +2,9 @@
 
 A claim states a number and how it is meant: *about* that much, *at least*, *at most*; for ratios
 and differences there is a neutral value (1 or 0) at which nothing would be gained. The verdict is
-``holds`` within a band around the number, ``direction only`` when the measured value lies on the
-same side of the neutral value but outside the band, and ``does not hold`` otherwise. Bands are
+``holds`` within a band around the number, ``direction only`` when the measured value lies outside
+the band but on the same side of the neutral value, by at least a tenth of what the claim gains, and
+``does not hold`` otherwise. Bands are
 relative to the number, and the same for all claims unless a claim says why not.
 
 Units: none here; the claim's text carries them.
@@ -19,6 +20,10 @@ from cxlbench.harness.results import Verdict
 
 BAND = 0.2
 """How far from the paper's number, relatively, a measured one may lie and the claim still holds."""
+
+
+LEAST_GAIN = 0.1
+"""The share of the claimed gain below which a measured one is no direction, but noise."""
 
 
 class Sense(enum.StrEnum):
@@ -79,8 +84,8 @@ class PaperClaim:
         if self._holds(measured):
             return Verdict.HOLDS
         if self.neutral is not None and self.sense is not Sense.TRUE:
-            same = (measured - self.neutral) * (self.expected - self.neutral) > 0
-            if same:
+            claimed = self.expected - self.neutral
+            if claimed and (measured - self.neutral) / claimed >= LEAST_GAIN:
                 return Verdict.DIRECTION
         return Verdict.FAILS
 

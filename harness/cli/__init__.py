@@ -7,6 +7,7 @@ when it runs, so that ``cxlbench --help`` answers at once. ``docs/cli.md`` shows
 from __future__ import annotations
 
 from cxlbench.harness.cli.bench import bench
+from cxlbench.harness.cli.bench_models import bench_model, bench_serving
 from cxlbench.harness.cli.calibrate import calibrate
 from cxlbench.harness.cli.chaos import chaos
 from cxlbench.harness.cli.demo import demo
@@ -51,6 +52,8 @@ for _command in (
     main.add_command(_command)
 
 bench.add_command(bench_pod)
+bench.add_command(bench_model)
+bench.add_command(bench_serving)
 pod.add_command(campaign)
 pod.add_command(stress)
 pod.add_command(fsck)

@@ -24,6 +24,7 @@ from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.sync import Signal
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.requests import Request
+from cxlbench.harness.serve.admission import Turn
 from cxlbench.harness.serve.gpu_pool import GpuPool, Holding, Users
 from cxlbench.harness.serve.gpu_server import GpuServer
 from cxlbench.harness.serve.gpu_server import Sequence as GpuSequence
@@ -153,12 +154,18 @@ class Cluster:
         self.population.change(clock.now(), 1)
         try:
             blocks = self._blocks(request.input_tokens + answer)
-            holding = await server.pool.admit(keys, reusable, blocks)
-            users = Users(server.pool, holding)
+            turn = Turn(server.admission)
             try:
-                handed_over = await self._prefill(request, keys, record, server, users, answer)
+                await turn.take()
+                users = Users(server.pool, await server.pool.admit(keys, reusable, blocks))
+                try:
+                    handed_over = await self._prefill(
+                        request, keys, record, server, users, turn, answer
+                    )
+                finally:
+                    users.leave()
             finally:
-                users.leave()
+                turn.give()
         finally:
             self._router.done(number)
         if handed_over is not None:
@@ -177,6 +184,7 @@ class Cluster:
         record: Served,
         server: GpuServer,
         users: Users,
+        turn: Turn,
         answer: int,
     ) -> _HandedOver | None:
         """Compute what is missing; answer, or hand the KV over to who answers."""
@@ -187,7 +195,7 @@ class Cluster:
         released = connector is None
         try:
             if connector is not None:
-                await self._load(request, keys[: record.reusable], record, connector)
+                await self._load(request, keys[: record.reusable], record, connector, turn)
             record.seen = self._seen(request.block_ids[: record.reusable])
             have = record.matched + record.loaded
             tokens = max(1, request.input_tokens - have * block_tokens)
@@ -195,13 +203,15 @@ class Cluster:
             sequence = server.start(
                 prompt_tokens=tokens, context=request.input_tokens - tokens, answer_tokens=answer
             )
+            # Who comes next may share these blocks: it is computed in the same step, or later.
+            server.pool.publish(users.holding, len(keys))
+            self._computed.update(request.block_ids)
+            turn.give()
             early = self._send_early(request, record, sequence)
             await sequence.prefilled.wait()
             record.schedule_s += sequence.started_s - begin_s
             record.compute_s = sequence.first_token_s - sequence.started_s
             record.computed_tokens = tokens
-            server.pool.publish(users.holding, len(keys))
-            self._computed.update(request.block_ids)
             store = None
             if connector is not None:
                 store = self._offer(request, keys, have, record, connector, users)
@@ -227,7 +237,12 @@ class Cluster:
         return len(block_ids)
 
     async def _load(
-        self, request: Request, keys: Sequence[bytes], record: Served, connector: Connector
+        self,
+        request: Request,
+        keys: Sequence[bytes],
+        record: Served,
+        connector: Connector,
+        turn: Turn,
     ) -> None:
         """Look the chain up behind what the GPU has, and load what the tier announces."""
         clock, content = self.clock, self._content
@@ -239,6 +254,7 @@ class Cluster:
         looked_up_s = clock.now()
         record.lookup_s = looked_up_s - begin_s
         if record.found:
+            turn.give()  # a load takes no tokens of a step
             wanted = keys[record.matched : record.matched + record.found]
             record.loaded = await self._read(request.request_id, wanted, connector)
             record.read_s = clock.now() - looked_up_s

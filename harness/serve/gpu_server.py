@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from cxlbench.emu.clock import Clock, JobSet
 from cxlbench.emu.sync import Signal
+from cxlbench.harness.serve.admission import Admission
 from cxlbench.harness.serve.gpu_pool import GpuPool
 from cxlbench.harness.serve.roofline import Roofline, StepWork
 
@@ -64,6 +65,12 @@ class GpuServer:
         self._prompts: list[Sequence] = []
         self._answers: list[Sequence] = []
         self._running = False
+        self.admission = Admission(clock, self._has_tokens_left)
+
+    def _has_tokens_left(self) -> bool:
+        """Whether the next step could take tokens of one more prompt."""
+        waiting = sum(sequence.prompt_left for sequence in self._prompts)
+        return waiting < self.roofline.engine.max_batched_tokens
 
     def start(self, *, prompt_tokens: int, context: int, answer_tokens: int) -> Sequence:
         """Put a sequence into the batch; at least one token of its prompt must be computed."""
@@ -115,6 +122,7 @@ class GpuServer:
                 sequence.context += 1
                 counters.token_gaps_s.append(now - sequence.last_token_s)
                 self._token(sequence, now)
+            self.admission.look()
         self._running = False
 
     def _chunks(self, budget: int) -> list[tuple[Sequence, int]]:

@@ -92,7 +92,7 @@ def test_a_chain_with_a_refused_block_grows_no_further() -> None:
     assert (first.stored_blocks, first.refused_blocks) == (12, 0)
     # The twelve that are being kept for the request leave room for eight.
     assert (second.stored_blocks, second.refused_blocks) == (8, 4)
-    assert [turn.stored_blocks for turn in rest] == [0, 0]
+    assert [(turn.stored_blocks, turn.refused_blocks) for turn in rest] == [(0, 0), (0, 0)]
     assert not result.held
 
 

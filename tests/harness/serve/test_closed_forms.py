@@ -194,19 +194,15 @@ def test_layer_by_layer_the_network_hides_behind_the_computation(bandwidth: floa
 
 
 def test_layers_are_not_sent_before_they_are_computed() -> None:
-    work = workload(ask([], tokens=8192), ask([], tokens=8192), sessions=False)
-    spec = link(prefill_link=replace(NIC_100, bandwidth=1e9), layerwise=True, layers=32)
-    served = handed_over(work, spec)
-    # The second prompt waits a whole step; the first one's KV leaves the port meanwhile.
-    transfer = kv_bytes(8192) / 1e9
-    early, last = transfer * 31 / 32, transfer / 32
+    """The second prompt waits a step; until then its layers are not in the way of the first's."""
     computed = prefill_s(8192)
-    assert early > computed
-    # The last layer of the first is booked behind the early ones of the second.
-    sent = 2 * early + 2 * last
-    assert max(one.first_token_s for one in served) == pytest.approx(
-        sent + decode_s([8192]), rel=0.01
-    )
+    port = replace(NIC_100, bandwidth=kv_bytes(8192) / (0.8 * computed))
+    work = workload(ask([], tokens=8192), ask([], tokens=8192), sessions=False)
+    first, second = handed_over(work, link(prefill_link=port, layerwise=True, layers=32))
+    assert first.write_s == pytest.approx(0.8 * computed / 32, rel=0.01)
+    assert second.schedule_s == pytest.approx(computed, rel=0.01)
+    # Booked when the second began, it is over before that is computed.
+    assert second.write_s == pytest.approx(0.8 * computed / 32, rel=0.01)
 
 
 def test_a_short_wait_for_the_first_chunk_delays_the_layers() -> None:
