@@ -246,7 +246,9 @@ def lint_flushes(
     for index in range(schedules):
         lint.new_run()
         schedule = _made("mixed", seed, index, pilot)
-        aim.run(schedule, memory_type=LintedMemory, lint=lint)
+        run = aim.run(schedule, memory_type=LintedMemory, lint=lint)
+        if run.failure is not None:
+            lint.run_failed(f"{run.failure.kind}, {run.failure.message}")
     return lint
 
 

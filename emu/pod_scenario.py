@@ -7,6 +7,7 @@ it shares with its tasks (lists, dictionaries, counters) it makes anew in each c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cxlbench.emu.pod_failure import Kind, PodUsageError
@@ -159,10 +160,19 @@ class Pod:
         for check in self._at_end:
             if run.failure is not None:
                 return
-            told = f"at the end, {getattr(check, '__name__', 'a check')} does not hold"
+            told = f"at the end, {_name_of(check)} does not hold"
             try:
                 if check(HostMemory(run.size_bytes, run.device)) is not False:
                     continue
             except Exception as error:  # whatever a check raises says that it does not hold
                 told += f": {type(error).__name__}: {error}"
             run.checks.fail(Kind.INVARIANT, None, told)
+
+
+def _name_of(check: Callable[..., object]) -> str:
+    """Return what a check is called; of one without a name, such as a lambda, where it is."""
+    name = getattr(check, "__name__", "a check")
+    code = getattr(check, "__code__", None)
+    if name != "<lambda>" or code is None:
+        return name
+    return f"the lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -161,11 +161,19 @@ class FlushLint:
 
     def __init__(self) -> None:
         self.sites: dict[str, FlushSite] = {}
+        self.failed = 0
+        """Schedules that failed, and so did not run to their end."""
+        self.first_failure = ""
         self._dropped: dict[tuple[int, int], tuple[FlushSite, Line]] = {}
 
     def new_run(self) -> None:
         """Forget which copies were dropped; counts go on."""
         self._dropped.clear()
+
+    def run_failed(self, why: str) -> None:
+        """Count a run that failed."""
+        self.failed += 1
+        self.first_failure = self.first_failure or why
 
     def flush(self, site: str, cache: NodeCache, line: int) -> None:
         """Look at a flush of ``line`` that is about to happen."""
@@ -196,4 +204,12 @@ def lint_text(lint: FlushLint, *, schedules: int, flush_ns: float) -> str:
         f" {site.flushes / schedules * flush_ns:.0f} ns a run"
         for site in lint.needless()
     ]
+    if lint.failed:
+        rows.insert(
+            0,
+            f"{lint.failed} of {schedules} schedules failed (the first: {lint.first_failure}) and "
+            "count as far as they ran: explore and repair the scenario first",
+        )
+    elif not lint.sites:
+        rows = [f"no flush in {schedules} schedules"]
     return "\n".join(rows) or f"every flush had an effect in some of {schedules} schedules"

@@ -38,7 +38,12 @@ def load_callable(spec: str, *, what: str) -> Callable[..., Any]:
         raise UserObjectError(
             f"{what} {spec!r}: cannot import {module_name!r} ({error}){_help(module_name, error)}"
         ) from error
-    found = getattr(module, object_name, None) if object_name else None
+    if not object_name:
+        raise UserObjectError(
+            f"{what} {spec!r}: say which function of it, as {module_name}:NAME"
+            f"{_near_objects(module, object_name)}"
+        )
+    found = getattr(module, object_name, None)
     if found is None:
         raise UserObjectError(
             f"{what} {spec!r}: {module_name!r} has no object {object_name!r}"

@@ -185,7 +185,11 @@ def describe_io(result: IoResult) -> str:
     ]
     headers = ["", "operations", "GB/s", "1/s", "mean ms", "p50 ms", "p99 ms", "p99.9 ms"]
     ahead = f", {result.prefetch} staged ahead" if result.prefetch else ""
-    counts = [f"{name} {count:,}" for name, count in result.counters.items() if count]
+    counts = [
+        f"{name} {size(count) if name.endswith('_bytes') else f'{count:,}'}"
+        for name, count in result.counters.items()
+        if count
+    ]
     held = [f"{name} {count}" for name, count in sorted(result.held_at_rest.items())]
     notes: list[tuple[str, str | int]] = [
         (

@@ -161,26 +161,18 @@ def _cores() -> int:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let a signal that ends a command come after the block."""
-    came: list[int] = []
-    before: dict[int, Any] = {}
-    try:
-        for ending in ENDING:
-            before[ending] = signal.signal(ending, lambda number, frame: came.append(number))
-    except ValueError:  # not the main thread, which is the one that gets them
-        pass
+    """Let a signal that ends a command come after the block; who is started in it hears none."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker() -> None:
-    """Let a worker end without a word when it is interrupted, and with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let a worker leave Ctrl-C to its parent, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # it was started with them blocked
     end_with_parent()
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it died before that

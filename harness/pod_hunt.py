@@ -7,20 +7,21 @@ schedules, is told.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from cxlbench.emu.pod_explorer import explore
 from cxlbench.emu.pod_failure import Kind
 from cxlbench.emu.pod_report import Report
 from cxlbench.harness.pod_quiet import Scheduler
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.tract import mutants
 from cxlbench.tract.mutant_loader import Mutant, load
 
 TWO_STORES = (Kind.CAUSALITY, Kind.REGRESS, Kind.WRITE_RACE, Kind.LINE_RACE)
 """Kinds of failure that name two lines of source."""
+CAUSED = (Kind.CAUSALITY, Kind.REGRESS)
+"""Kinds of failure that name a cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ def hunt_mutant(hunt: Hunt) -> Search:
     tried = failed = 0
     seen: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="cxlbench-mutant-") as folder:
-        scenario = load(mutant, Path(folder))
+    with run_folder() as folder:
+        scenario = load(mutant, folder)
         while tried < hunt.bound and (first is None or tried < hunt.sample):
             enough = hunt.bound if first is None else min(hunt.sample, hunt.bound)
             found = explore(
@@ -132,7 +133,7 @@ def is_right(mutant: Mutant, report: Report) -> bool:
         return False
     if report.kind in TWO_STORES and not (report.site and report.later_site):
         return False
-    return report.kind is not Kind.CAUSALITY or not mutant.causes or report.cause in mutant.causes
+    return report.kind not in CAUSED or not mutant.causes or report.cause in mutant.causes
 
 
 def _name(report: Report) -> str:

@@ -7,6 +7,7 @@ goes wrong in its tasks is what the explorer looks for.
 from __future__ import annotations
 
 import functools
+import inspect
 import traceback
 from collections.abc import Callable
 
@@ -26,7 +27,8 @@ def load_scenario(target: str) -> Scenario:
 
     Raises:
         UserObjectError: there is no such module or function.
-        ScenarioError: the module raised when it was imported.
+        ScenarioError: the module raised when it was imported, or what it names does not take one
+            argument.
     """
     try:
         scenario = load_callable(target, what="scenario")
@@ -39,6 +41,7 @@ def load_scenario(target: str) -> Scenario:
 
 def guarded(scenario: Scenario, name: str) -> Scenario:
     """Return ``scenario`` such that what it raises while it is built is a ``ScenarioError``."""
+    _check_arguments(scenario, name)
 
     @functools.wraps(scenario)
     def build(pod: Pod) -> None:
@@ -50,6 +53,20 @@ def guarded(scenario: Scenario, name: str) -> Scenario:
             raise ScenarioError(f"building scenario {name!r} raised {_told(error)}") from error
 
     return build
+
+
+def _check_arguments(scenario: Scenario, name: str) -> None:
+    try:
+        signature = inspect.signature(scenario)
+    except (TypeError, ValueError):  # of some callables nobody can say what they take
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ScenarioError(
+            f"scenario {name!r}: a scenario takes one argument, the pod, and starts tasks by "
+            f"pod.run(node, function); this one is called as {signature}"
+        ) from None
 
 
 def _told(error: Exception) -> str:

@@ -126,7 +126,7 @@ class Commands(click.Group):
             if ctx.params.get("debug"):
                 raise
             how = "terminated" if isinstance(error, Terminated) else "interrupted"
-            click.echo(f"{how}; backing files are removed, no result was written", err=True)
+            click.echo(f"{how}: unfinished, and its temporary files are removed", err=True)
             ctx.exit(error.exit_code if isinstance(error, Terminated) else INTERRUPTED)
         except MemoryError as error:
             if ctx.params.get("debug"):

@@ -253,7 +253,8 @@ def lint(target: str, schedules: int, seed: int, profile: str, as_json: bool) ->
     A flush has an effect if it writes a dirty line back, waits for a write-back in flight, or drops
     a copy that the device no longer held. Without one in any schedule it is probably needless.
 
-    Exit codes: 0 whatever was found; 2 there is no such scenario or profile.
+    Exit codes: 0 whatever was found; 1 schedules failed, so it is not known; 2 there is no such
+    scenario or profile.
     """
     from cxlbench.emu.pod_explorer import lint_flushes
     from cxlbench.emu.race_checks import lint_text
@@ -270,6 +271,7 @@ def lint(target: str, schedules: int, seed: int, profile: str, as_json: bool) ->
             "target": target,
             "profile": profile,
             "schedules": schedules,
+            "failed_schedules": found.failed,
             "flush_ns": flush_ns,
             "sites": sorted(found.sites.values(), key=lambda site: site.site),
             "needless": [
@@ -282,6 +284,8 @@ def lint(target: str, schedules: int, seed: int, profile: str, as_json: bool) ->
             ],
         }
     )
+    if found.failed:
+        raise click.exceptions.Exit(WRONG_DATA)
 
 
 @contextmanager

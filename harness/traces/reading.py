@@ -56,10 +56,20 @@ def detect_format(path: Path) -> Format:
     for known in FORMATS:
         if known.recognises(line, keys):
             return known
-    begin = line[:SHOWN_CHARACTERS].decode(errors="replace").strip()
-    known_formats = "\n".join(f"  {known.name}: {known.title}" for known in FORMATS)
-    what = f"unknown format: {shape}, beginning with {begin!r}. Known formats:\n{known_formats}"
+    known_formats = "\n".join(f"  {known.title}" for known in FORMATS)
+    what = f"unknown format: {shape}{_beginning(line)}. Known formats:\n{known_formats}"
     raise TraceError(path, number, what)
+
+
+def _beginning(line: bytes) -> str:
+    """Say how a line begins, if it is text."""
+    try:
+        text = line.decode()[:SHOWN_CHARACTERS].strip()
+    except UnicodeDecodeError:
+        return " that is not UTF-8 (a binary file?)"
+    if not text.replace("\t", " ").isprintable():
+        return " with control characters (a binary file?)"
+    return f", beginning with {text!r}"
 
 
 def require_format_with_ids(path: Path) -> None:
