@@ -40,7 +40,7 @@ def load_callable(spec: str, *, what: str) -> Callable[..., Any]:
         ) from error
     if not object_name:
         raise UserObjectError(
-            f"{what} {spec!r}: say which function of it, as {module_name}:NAME"
+            f"{what} {spec!r}: say which object of the module, as {module_name}:NAME"
             f"{_near_objects(module, object_name)}"
         )
     found = getattr(module, object_name, None)

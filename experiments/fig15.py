@@ -236,6 +236,7 @@ def _row(label: str, micro: float | None, run: Simulated) -> Row:
     asked = np.asarray([times.asked_s for times in blocks])
     done = np.asarray([times.done_s for times in blocks])
     nbytes = np.asarray([times.nbytes for times in blocks], dtype=float)
+    total = float(nbytes.sum())
     last = next((turn for turn in run.turns if turn.turn == TURN), None)
     mine = [record for record in run.served if record.turn == TURN]
     missing = sum(max(0, record.seen - record.matched) for record in mine)
@@ -243,9 +244,9 @@ def _row(label: str, micro: float | None, run: Simulated) -> Row:
     return {
         "case": label,
         "random_read_GB_per_s": None if micro is None else micro / 1e9,
-        "turn_6_average_GB_per_s": nbytes.sum() / busy / 1e9 if busy else 0.0,
+        "turn_6_average_GB_per_s": total / busy / 1e9 if busy else 0.0,
         "turn_6_peak_GB_per_s": _peak(done, nbytes) / 1e9,
-        "turn_6_read_GiB": nbytes.sum() / GIB,
+        "turn_6_read_GiB": total / GIB,
         "turn_6_e2e_mean_s": last.e2e.mean_s if last else None,
         "turn_6_span_s": last.span_s if last else None,
         "turn_6_external_hit_rate": sum(r.loaded for r in mine) / max(missing, 1),

@@ -76,13 +76,15 @@ def calibrate(
     1 MiB) and leaves nothing behind. ``remember`` keeps the result.
 
     Raises:
-        HostLimitError: the folder cannot be written, is too full, or fio failed.
+        HostLimitError: there is no such folder, it cannot be written, is too full, or fio failed.
     """
     if not 0 < seconds < math.inf or size_bytes < LARGE:
         raise ValueError(
             f"seconds={seconds}, size_bytes={size_bytes}: seconds are above zero and finite, and "
             f"the file holds at least one block of {LARGE} B"
         )
+    if not folder.is_dir():
+        raise HostLimitError(f"{folder} is no folder: name one that is there, or make it first")
     wanted = patterns(quick=quick)
     with disk_probe.probe_file(folder, size_bytes) as file:
         if use_fio and (fio := disk_probe.find_fio()) is not None:

@@ -178,14 +178,12 @@ def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     colors = ("#b2182b", "#ef8a62", "#2166ac", "#4d4d4d")
     for tier, color in zip(tiers, colors, strict=True):
-        for run, style, label in (
-            (tier.wall, "-o", tier.name),
-            (tier.virtual, "--", None),
-        ):
+        for run, style in ((tier.wall, "-o"), (tier.virtual, "--")):
             turns = [turn for turn in run.figures.turns if turn.turn]
             reads = [turn for turn in turns if turn.block_read.count]
             left.plot(
@@ -193,7 +191,6 @@ def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:
                 [turn.read_bytes_per_s / 1e9 for turn in reads],
                 style,
                 color=color,
-                label=label,
                 markersize=4,
             )
             middle.plot(
@@ -222,10 +219,13 @@ def plot_demo(tiers: Sequence[TierRun], plan: DemoPlan, path: Path) -> None:
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=8)
+    lines = [*left.get_lines()[::2], Line2D([], [], marker="o", color="black", markersize=4)]
+    lines.append(Line2D([], [], linestyle="--", color="black"))
+    names = [tier.name for tier in tiers] + ["real bytes", "model"]
+    figure.legend(lines, names, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     figure.suptitle(
         f"{plan.workload.name}: {plan.footprint_bytes / GIB:.1f} GiB of KV on "
-        f"{plan.dram_bytes / GIB:g} GiB of DRAM (real bytes: points; model: dashes)",
+        f"{plan.dram_bytes / GIB:g} GiB of DRAM",
         fontsize=10,
     )
     figure.savefig(path, dpi=130)

@@ -236,6 +236,19 @@ def _number(value: Any) -> float:
         raise ValueError("must be a number") from None
 
 
+def _seconds(value: Any) -> float:
+    if isinstance(value, str):
+        try:
+            number, unit = parse_quantity(value, Dimension.TIME)
+            return float(to_base(number, unit, Dimension.TIME))
+        except UnitError:
+            pass
+    try:
+        return _number(value)
+    except ValueError:
+        raise ValueError("must be a time, such as 10s or 500ms; a number is seconds") from None
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -291,8 +304,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "folder": _optional(_path),
     "prefetch": _flag,
     "window_bytes": _size,
-    "deadline_s": _number,
-    "call_timeout_s": _number,
+    "deadline_s": _seconds,
+    "call_timeout_s": _seconds,
     "listen": _text,
     "allow_remote": _flag,
     "node_link": _text,

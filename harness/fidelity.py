@@ -94,7 +94,8 @@ class Fidelity:
         kept = "timing kept" if self.windows else "timing kept, as far as so short a run can tell"
         verdict = kept if self.trusted else f"{NOT_KEPT}: " + "; ".join(self.complaints)
         bandwidth = (
-            f"bandwidth within {self.worst_error:.1%} over {plural(self.windows, 'window')} of 1 s"
+            f"bandwidth within {self.worst_error:.1%} over {self.windows} "
+            f"{'window' if self.windows == 1 else 'windows'} of 1 s"
             if self.windows
             else "no whole second of transfers, so no figure of bandwidth"
         )

@@ -62,7 +62,7 @@ class IoResult:
     verified: int
     wrong: int
     counters: Mapping[str, int]
-    """What the device counted while it was measured, in its own words."""
+    """What the device counted while it was measured, in its own words; bytes as they were moved."""
     held_at_rest: Mapping[str, int]
     fidelity: Fidelity | None
 
@@ -186,7 +186,7 @@ def describe_io(result: IoResult) -> str:
     headers = ["", "operations", "GB/s", "1/s", "mean ms", "p50 ms", "p99 ms", "p99.9 ms"]
     ahead = f", {result.prefetch} staged ahead" if result.prefetch else ""
     counts = [
-        f"{name} {size(count) if name.endswith('_bytes') else f'{count:,}'}"
+        f"{name} {size(count * result.scale) if name.endswith('_bytes') else f'{count:,}'}"
         for name, count in result.counters.items()
         if count
     ]

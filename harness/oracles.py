@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from cxlbench.harness.cache_policies import (
     short_name,
 )
 from cxlbench.harness.requests import Mode
+from cxlbench.harness.run_folders import run_folder
 from cxlbench.harness.tables import table
 from cxlbench.harness.trace_statistics import LRU
 from cxlbench.harness.traces import read_trace
@@ -113,8 +113,8 @@ def agreements(
     """Return both counts for each capacity and policy; needs libCacheSim."""
     masks, count = HitMasks(references), len(references)
     found: list[Agreement] = []
-    with tempfile.TemporaryDirectory(prefix="cxlbench-") as folder:
-        path = Path(folder) / "references.oracleGeneral"
+    with run_folder() as folder:
+        path = folder / "references.oracleGeneral"
         write_oracle_general(references, path)
         for capacity in capacities_blocks:
             for policy in policies:

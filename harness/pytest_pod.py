@@ -145,15 +145,21 @@ def _explore(item: pytest.Function, scenario: Callable[[Pod], None], options: An
     from cxlbench.emu.pod_explorer import explore
     from cxlbench.emu.pod_failure import NotReproducedError, PodUsageError
 
+    problem = ""
     try:
         found = explore(scenario, **options)
     except (PodUsageError, NotReproducedError) as error:
-        pytest.fail(str(error), pytrace=False)
+        problem = str(error)
+    if problem:  # out of the handler, so that nothing is said of the error behind it
+        pytest.fail(problem, pytrace=False)
     if found.report is None or found.schedule is None:
         return
-    path = _save(item, found.schedule)
+    try:
+        how = _command(item, _save(item, found.schedule))
+    except OSError as error:
+        how = f"none, the schedule cannot be saved: {error.filename}: {error.strerror}"
     told = f"schedule {found.schedule.index} of {options['scheduler']}, seed {options['seed']}"
-    pytest.fail(f"{told}\n{found.report.text(_command(item, path))}", pytrace=False)
+    pytest.fail(f"{told}\n{found.report.text(how)}", pytrace=False)
 
 
 def _replay(scenario: Callable[[Pod], None], path: Path) -> None:
@@ -161,12 +167,14 @@ def _replay(scenario: Callable[[Pod], None], path: Path) -> None:
     from cxlbench.emu.pod_failure import NotReproducedError
 
     try:
-        report = replay(path, target=scenario)
+        told = replay(path, target=scenario).text()
     except NotReproducedError:
         return
-    except (OSError, ScheduleFileError) as error:
-        pytest.fail(f"--pod-replay: {error}", pytrace=False)
-    pytest.fail(report.text(), pytrace=False)
+    except OSError as error:
+        told = f"--pod-replay: {path}: {error.strerror}"
+    except ScheduleFileError as error:
+        told = f"--pod-replay: {error}"
+    pytest.fail(told, pytrace=False)
 
 
 def _options(marked: pytest.Mark | None) -> dict[str, Any]:

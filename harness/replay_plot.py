@@ -66,8 +66,9 @@ def plot_replay(result: ReplayResult, spec: ReplaySpec, path: Path, *, title: st
                 times.annotate(
                     f"p{percentile} {at:.3g} ms",
                     (at, percentile),
-                    xytext=(6, -10),
+                    xytext=(6, -10) if percentile <= 50 else (-6, -3),  # beside the curve, inside
                     textcoords="offset points",
+                    ha="left" if percentile <= 50 else "right",
                     fontsize=8,
                 )
             times.set_xscale("log")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import cast
 
+from cxlbench.devices.policies.checked import CheckedPolicy
 from cxlbench.devices.policies.clock import ClockPolicy
 from cxlbench.devices.policies.fifo import FifoPolicy
 from cxlbench.devices.policies.lru import LruPolicy
@@ -31,7 +31,8 @@ def load_policy(spec: str) -> PolicyFactory:
 
     Raises:
         PolicyError: no such name, module or object, or what it makes is no policy. A user's
-            object is tried once with a capacity of 1, so that a run does not fail midway.
+            object is tried once with a capacity of 1, so that a run does not fail midway; what it
+            makes is watched (``CheckedPolicy``).
     """
     if ":" in spec:
         return _from_module(spec)
@@ -62,7 +63,7 @@ def _from_module(spec: str) -> PolicyFactory:
     if not isinstance(probe, ReplacementPolicy):
         wanted = [name for name in _METHODS if not hasattr(probe, name)]
         raise PolicyError(f"policy {spec!r}: what it makes lacks {', '.join(wanted)}")
-    return cast("PolicyFactory", factory)
+    return lambda capacity_blocks: CheckedPolicy(factory(capacity_blocks), spec)
 
 
 _METHODS = (

@@ -26,11 +26,12 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
 
         if isinstance(value, float):
             return value
+        text = str(value).strip()
+        if text.replace(".", "", 1).isdecimal():
+            text += "s"
         try:
-            seconds = float(to_base(*parse_quantity(str(value), Dimension.TIME), Dimension.TIME))
+            seconds = float(to_base(*parse_quantity(text, Dimension.TIME), Dimension.TIME))
         except UnitError as error:
-            if str(value).strip().replace(".", "", 1).isdecimal():
-                self.fail(f"{value!r} has no unit: write {value}s, or such as 500ms", param, ctx)
             self.fail(f"{value!r} {error}", param, ctx)
         if not 0.1 <= seconds <= 60:
             self.fail(f"{value!r} is not from 0.1 s to 60 s", param, ctx)
@@ -59,7 +60,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
     type=_Seconds(),
     default="1s",
     show_default=True,
-    help="After which a read is a miss, with its unit.",
+    help="After which a read is a miss: 1s, 500ms; a number is seconds.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes."

@@ -88,7 +88,9 @@ class UserError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message, and nothing else."""
-        click.echo(f"error: {self.format_message()}", file=file, err=file is None)
+        message = self.format_message()
+        gap = "" if message.startswith("\n") else " "
+        click.echo(f"error:{gap}{message}", file=file, err=file is None)
 
 
 def user_errors() -> tuple[type[BaseException], ...]:
@@ -126,7 +128,7 @@ class Commands(click.Group):
             if ctx.params.get("debug"):
                 raise
             how = "terminated" if isinstance(error, Terminated) else "interrupted"
-            click.echo(f"{how}: unfinished, and its temporary files are removed", err=True)
+            click.echo(f"{how}; temporary files are removed", err=True)
             ctx.exit(error.exit_code if isinstance(error, Terminated) else INTERRUPTED)
         except MemoryError as error:
             if ctx.params.get("debug"):

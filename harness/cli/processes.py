@@ -68,14 +68,14 @@ def run_dir_option(function: Any) -> Any:
 @click.option(
     "--deadline",
     "deadline_s",
-    metavar="S",
-    help="Seconds after which a read is a miss. [default: 10]",
+    metavar="TIME",
+    help="After which a read is a miss: 10s, 500ms; a number is seconds. [default: 10s]",
 )
 @click.option(
     "--call-timeout",
     "call_timeout_s",
-    metavar="S",
-    help="Seconds after which a call to Master or a node has failed. [default: 1]",
+    metavar="TIME",
+    help="After which a call to Master or a node has failed. [default: 1s]",
 )
 @click.option(
     "--listen",

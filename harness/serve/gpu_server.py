@@ -68,9 +68,11 @@ class GpuServer:
         self.admission = Admission(clock, self._has_tokens_left)
 
     def _has_tokens_left(self) -> bool:
-        """Whether the next step could take tokens of one more prompt."""
+        """Whether the next step could take tokens of one more prompt, and one more sequence."""
+        engine = self.roofline.engine
         waiting = sum(sequence.prompt_left for sequence in self._prompts)
-        return waiting < self.roofline.engine.max_batched_tokens
+        running = len(self._prompts) + len(self._answers)
+        return waiting < engine.max_batched_tokens and running < engine.max_running
 
     def start(self, *, prompt_tokens: int, context: int, answer_tokens: int) -> Sequence:
         """Put a sequence into the batch; at least one token of its prompt must be computed."""

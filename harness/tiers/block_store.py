@@ -47,6 +47,8 @@ class BlockStore:
         """Pins in all."""
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._serial = 0
+        self._leases: list[tuple[float, int, Entry]] = []
+        """By the end of the lease; an item whose time is not its entry's any more is stale."""
 
     def __len__(self) -> int:
         """Entries, pending ones included."""
@@ -87,6 +89,19 @@ class BlockStore:
         entry.pins -= 1
         self.pinned -= 1
 
+    def lease(self, entry: Entry, until_s: float) -> None:
+        """Keep an entry until then, whatever was said before."""
+        entry.lease_s = until_s
+        leases = self._leases
+        heapq.heappush(leases, (until_s, entry.serial, entry))
+        if len(leases) > 64 + 4 * len(self._entries):
+            leases[:] = [item for item in leases if self._current(item)]
+            heapq.heapify(leases)
+
+    def _current(self, item: tuple[float, int, Entry]) -> bool:
+        until_s, _, entry = item
+        return entry.lease_s == until_s and self._entries.get(entry.key) is entry
+
     def reserve(self, key: bytes, nbytes: int, now: float, *, evict: bool = True) -> Entry | None:
         """Take space for a new entry, if need be of old ones; None if there is none.
 
@@ -124,11 +139,25 @@ class BlockStore:
         self.evicted += 1
 
     def evict_oldest_leases(self, count: int, now: float) -> list[Entry]:
-        """Evict up to ``count`` entries, those first whose leases ended first; return them."""
-        free = [e for e in self._entries.values() if e.lease_s <= now and not e.pins | e.pending]
-        victims = heapq.nsmallest(count, free, key=lambda entry: (entry.lease_s, entry.serial))
-        for victim in victims:
-            self.evict(victim)
+        """Evict up to ``count`` entries, those first whose leases ended first; return them.
+
+        Only entries that had a ``lease`` are considered.
+        """
+        leases = self._leases
+        victims: list[Entry] = []
+        kept = []
+        while leases and len(victims) < count and leases[0][0] <= now:
+            item = heapq.heappop(leases)
+            if not self._current(item):
+                continue
+            entry = item[2]
+            if entry.pins or entry.pending:
+                kept.append(item)
+                continue
+            self.evict(entry)
+            victims.append(entry)
+        for item in kept:
+            heapq.heappush(leases, item)
         return victims
 
     def _oldest(self, nbytes: int, now: float) -> list[Entry] | None:

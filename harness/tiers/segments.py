@@ -45,7 +45,7 @@ class Segments:
 
     def lease(self, entry: Entry, now: float) -> None:
         """Grant an object a lease from now on."""
-        entry.lease_s = max(entry.lease_s, now + self._profile.lease)
+        self.store.lease(entry, max(entry.lease_s, now + self._profile.lease))
 
     def allocate(
         self, key: bytes, nbytes: int, now: float, *, place: int | None = None
@@ -69,7 +69,7 @@ class Segments:
 
     def commit(self, entry: Entry, payload: object, now: float) -> None:
         """End a put."""
-        entry.lease_s = now
+        self.store.lease(entry, now)
         self.store.commit(entry, payload)
 
     def wake(self, now: float) -> None:

@@ -54,7 +54,7 @@ ELSEWHERE = {
     ("list",): "test_cli_experiments.py",
     ("run",): "test_cli_experiments.py",
     ("compare",): "test_cli_experiments.py",
-    ("report",): "test_cli_experiments.py",
+    ("report",): "test_report_page.py",
     ("policies",): "test_cli_policies.py",
     ("bench", "model"): "test_bench_model.py",
     ("bench", "serving"): "test_bench_serving.py",

@@ -262,5 +262,5 @@ def test_a_run_that_is_terminated_removes_its_files(tmp_path, number, code):
         finally:
             process.kill()
     assert process.returncode == code
-    assert "terminated; backing files are removed" in said
+    assert "terminated; temporary files are removed" in said
     assert list(files.iterdir()) == []

@@ -84,11 +84,47 @@ def test_leases_that_ended_first_go_first() -> None:
     for number, lease_s in enumerate((3.0, 1.0, 9.0, 2.0, 1.0)):
         entry = put(store, number)
         assert entry is not None
-        entry.lease_s = lease_s
+        store.lease(entry, lease_s)
     gone = store.evict_oldest_leases(3, now=5.0)
     assert [entry.key for entry in gone] == [key(1), key(4), key(3)]
     assert [e.key for e in store.evict_oldest_leases(9, now=5.0)] == [key(0)]
     assert there(store, 5) == [2]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("lease", "pin", "unpin", "remove", "evict")),
+            st.integers(0, 12),
+            st.integers(0, 30),
+        ),
+        max_size=80,
+    )
+)
+def test_the_order_of_leases_is_that_of_a_plain_sort(steps: list[tuple[str, int, int]]) -> None:
+    store, pinned = BlockStore(100), dict[bytes, Entry]()
+    for number in range(13):
+        entry = put(store, number)
+        assert entry is not None
+        store.lease(entry, 0.0)
+    for what, number, at in steps:
+        entry = store.find(key(number))
+        if what == "evict":
+            left = [e for n in range(13) if (e := store.find(key(n))) is not None]
+            free = [e for e in left if e.lease_s <= at and not e.pins]
+            wanted = sorted(free, key=lambda e: (e.lease_s, e.serial))[: number // 4]
+            assert store.evict_oldest_leases(number // 4, now=float(at)) == wanted
+        elif entry is None:
+            continue
+        elif what == "lease":
+            store.lease(entry, float(at))
+        elif what == "pin":
+            store.pin(entry)
+            pinned[entry.key] = entry
+        elif what == "unpin" and entry.key in pinned and entry.pins:
+            store.unpin(entry)
+        elif what == "remove" and not entry.pins:
+            store.remove(entry)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4), st.booleans()), max_size=60))
