@@ -25,6 +25,9 @@ from cxlbench.emu.pod_zygote import ForkRequest, receive_answer, send_request
 PATIENCE_S = 60.0
 """How long the host waits for a process that should answer or die, unless told otherwise."""
 
+END_S = 5.0
+"""How long the forking process has to end by itself before it is killed."""
+
 
 class NodeStartError(RuntimeError):
     """A node process could not be started: the text says why."""
@@ -237,6 +240,9 @@ class NodeForker:
         os.close(self._held)
         self._held = -1
         try:
+            self._zygote.wait(END_S)
+        except subprocess.TimeoutExpired:  # it is stopped, or its host is
+            self._zygote.kill()
             self._zygote.wait(PATIENCE_S)
         except BaseException:
             self._zygote.kill()

@@ -167,6 +167,15 @@ class Experiment:
     compares_tiers: bool = False
     """Whether the run takes a user's tiers (``Context.tiers``) beside its own."""
 
+    def __post_init__(self) -> None:
+        for what, names in (
+            ("knobs", [knob.name for knob in self.knobs]),
+            ("claims", [claim.name for claim in self.claims]),
+        ):
+            for name in dict.fromkeys(names):
+                if names.count(name) > 1:
+                    raise ExperimentError(f"{self.name}: {names.count(name)} {what} are {name!r}")
+
     def knob(self, name: str) -> Knob:
         """Return a knob by name; raise ``ExperimentError`` with the nearest ones."""
         for knob in self.knobs:

@@ -192,6 +192,8 @@ def _said(record: Record) -> Mapping[str, str]:
         "seed": str(record.seed),
         "complete": "no" if record.partial else "yes",
     }
+    if record.tiers:
+        said["more tiers"] = ", ".join(record.tiers)
     for line in record.setup:
         said[line.name] = f"{line.value} {line.unit}".strip()
     for name, lines in record.profiles.items():

@@ -14,7 +14,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,6 +58,7 @@ def write_record(record: Record, folder: Path, *, command: Sequence[str] = ()) -
         "notes": record.notes,
         "partial": record.partial,
         "spec": record.spec,
+        **({"tiers": record.tiers} if record.tiers else {}),
         "grid": record.grid,
     }
     try:
@@ -92,8 +93,10 @@ def read_record(folder: Path) -> Record:
     try:
         result = json.loads(path.read_bytes())
         run = {}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             run = json.loads((folder / RUN_FILE).read_bytes())
+        if not isinstance(run, dict):  # it says nothing that the figures depend on
+            run = {}
         figures = result.pop("figures")
         if not isinstance(figures, dict) or figures.get("format") != FORMAT:
             raise ExperimentError(f"{path} is not of an experiment that `cxlbench run` ran")
@@ -128,14 +131,34 @@ def is_record(folder: Path) -> bool:
         return False
 
 
-def best_records(folder: Path) -> list[Record]:
-    """Return one run of each experiment: whole ones before partial ones, full before quick."""
-    records = [read_record(path) for path in records_in(folder).values()]
+def best_records(folder: Path, note: Callable[[str], None] = lambda _: None) -> list[Record]:
+    """Return one run of each experiment: whole ones before partial ones, full before quick.
+
+    A damaged one is told by ``note``, and hides no other.
+    """
+    records = []
+    for path in records_in(folder).values():
+        try:
+            records.append(read_record(path))
+        except ExperimentError as error:
+            note(f"left out: {error}")
+    for path in _torn(folder):
+        note(f"left out: {path} is damaged: it is no whole JSON; run the experiment again")
     records.sort(key=lambda record: (record.name, record.partial, record.quick))
     found: dict[str, Record] = {}
     for record in records:
         found.setdefault(record.name, record)
     return list(found.values())
+
+
+def _torn(folder: Path) -> Iterator[Path]:
+    """Yield results that do not even say what they are of."""
+    for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
+        if not is_record(path.parent):
+            try:
+                json.loads(path.read_bytes())
+            except (OSError, ValueError):
+                yield path
 
 
 def place_for(record: Record, results: Path) -> Path:

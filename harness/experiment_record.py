@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,9 @@ from cxlbench.harness.experiment import (
 )
 from cxlbench.harness.results import Claim, Host, Verdict, versions
 from cxlbench.harness.sweep_rows import setup_hash
+
+GREATEST = int(sys.float_info.max)
+"""Beyond it a whole number is as good as infinite: no table and no plot can show it."""
 
 MAX_SAMPLES = 256
 """Of a distribution, as many quantiles are kept; no eye sees more."""
@@ -142,6 +146,8 @@ class Record:
     """How the experiment is named on the command line, where that is not its name."""
     grid: str = ""
     """The set-up's hash: a saved sweep of another set-up says nothing about these claims."""
+    tiers: tuple[str, ...] = ()
+    """Tiers that the user had compared beside the experiment's own."""
     versions: Mapping[str, str] = field(default_factory=dict)
     duration_s: float | None = None
     written: str = ""
@@ -157,6 +163,7 @@ class Record:
         """What kind of run it was, in words."""
         words = ["quick" if self.quick else "full"]
         words += ["partial"] * self.partial + ["changed set-up"] * bool(self.overrides)
+        words += ["more tiers"] * bool(self.tiers)
         return ", ".join(words)
 
     @property
@@ -175,6 +182,8 @@ class Record:
         words += ["--quick"] * self.quick + ["--seed", str(self.seed)]
         for key, text in self.overrides.items():
             words += ["--set", f"{key}={text}"]
+        for tier in self.tiers:
+            words += ["--tier", tier]
         return shlex.join(words)
 
 
@@ -184,9 +193,12 @@ def make_record(
     """Return what is to be said of a run that is over.
 
     Raises:
-        ExperimentError: a plot is of an unknown kind, or has more x than y.
+        ExperimentError: the run returned what is no ``Findings``, or has something in it that is no
+            row, claim or check; a plot is of an unknown kind, has more x than y, or has the name of
+            another one.
     """
     experiment = context.experiment
+    _refuse_what_is_none(experiment.name, findings)
     rows = tuple({key: _plain(value) for key, value in row.items()} for row in findings.rows)
     return Record(
         name=experiment.name,
@@ -207,10 +219,35 @@ def make_record(
         notes=tuple(findings.notes),
         partial=findings.partial,
         spec=spec,
+        tiers=context.tiers,
         grid=setup_hash(experiment, quick=True),
         versions=versions(),
         duration_s=duration_s,
     )
+
+
+def _refuse_what_is_none(name: str, findings: Any) -> None:
+    if not isinstance(findings, Findings):
+        raise ExperimentError(
+            f"{name}: its run returned {type(findings).__name__}; it must return Findings"
+        )
+    for row in findings.rows:
+        if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
+            raise ExperimentError(f"{name}: {row!r} is no row: that has a value by column's name")
+    for what, items, kind in (
+        ("claims", findings.claims, JudgedClaim),
+        ("plots", findings.plots, Plot),
+        ("checks", findings.checks, Check),
+    ):
+        for item in items:
+            if not isinstance(item, kind):
+                raise ExperimentError(
+                    f"{name}: {item!r} is among its {what}, which must be of {kind.__name__}"
+                )
+    names = [plot.name for plot in findings.plots]
+    for plot in dict.fromkeys(names):
+        if names.count(plot) > 1:
+            raise ExperimentError(f"{name}: {names.count(plot)} plots are called {plot!r}")
 
 
 def paragraphs(text: str) -> str:
@@ -288,6 +325,8 @@ def _plain(value: Any) -> Scalar | None:
         value = value.tolist()
     if isinstance(value, float):
         return _finite(value)
+    if isinstance(value, int) and abs(value) > GREATEST:
+        return None
     if value is None or isinstance(value, (bool, int, str)):
         return value
     return str(value)

@@ -147,7 +147,7 @@ def run_all(
                 outcome.folder = place_for(outcome.record, results)
                 with heard_later():
                     write_record(outcome.record, outcome.folder, command=command)
-            except (Exception, KeyboardInterrupt) as error:
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
                 # One that fails, or that the user gave up, is told; the others still count.
                 outcome.error = error
             done(outcome)
@@ -156,7 +156,16 @@ def run_all(
 
 def _run(context: Context, stop: Stop, spec: str) -> Record:
     began_s = time.monotonic()
-    findings = context.experiment.run(context)
+    try:
+        findings = context.experiment.run(context)
+    except ArithmeticError as error:
+        if not context.overrides:
+            raise
+        given = ", ".join(f"{key}={text}" for key, text in sorted(context.overrides.items()))
+        raise ExperimentError(
+            f"it cannot be computed with {given} ({type(error).__name__}: {error}); "
+            "`cxlbench --debug run` shows where"
+        ) from error
     if stop.heard and not findings.partial:
         findings = dataclasses.replace(findings, partial=True)
     return make_record(context, findings, spec=spec, duration_s=time.monotonic() - began_s)

@@ -162,11 +162,22 @@ def _cores() -> int:
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Let a signal that ends a command come after the block; who is started in it hears none."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        for ending in ENDING:
+            before[ending] = signal.signal(ending, lambda number, frame: came.append(number))
+    except ValueError:  # not the main thread, which is the one that gets them
+        pass
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for who is started: it inherits
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _begin_worker() -> None:

@@ -67,9 +67,15 @@ class SweepWriter:
         self.rows[row.point] = row
 
     def _write(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise SweepError(
+                f"cannot write {self.path}: {error.strerror or error}; the rows before are in it, "
+                "and the same command goes on with the others"
+            ) from error
 
     def sort(self) -> None:
         """Put the rows into the order of the points; the file is there at every moment."""

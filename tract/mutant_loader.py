@@ -3,7 +3,7 @@
 A mutant is a substitution in the text of TraCT's programs. ``load`` writes the changed text under
 a package name of its own and imports it, so that reports show the changed lines and the right code
 stays as it is. Each mutant names the scenario that shows it and how: the kind of failure, and its
-cause where the kind is a causality violation.
+cause where the kind is a causality violation or a regress.
 
 The mutants themselves are in ``mutants``.
 """
@@ -42,7 +42,7 @@ class Mutant:
     """One wrong version: in ``file``, ``old`` becomes ``new``.
 
     ``kinds`` are the kinds of failure that are right for it, ``causes`` the right causes of a
-    causality violation.
+    causality violation or a regress.
     """
 
     name: str

@@ -38,6 +38,9 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
+SECONDS = _Seconds()
+
+
 @click.command(
     epilog=examples(
         "cxlbench chaos --rounds 10",
@@ -57,7 +60,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--deadline",
-    type=_Seconds(),
+    type=SECONDS,
     default="1s",
     show_default=True,
     help="After which a read is a miss: 1s, 500ms; a number is seconds.",

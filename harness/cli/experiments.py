@@ -217,6 +217,8 @@ def _tell_error(outcome: Outcome, output: Output) -> None:
     elif isinstance(error, InputMissingError):
         output.note(f"skipped: {error}")
     elif isinstance(error, user_errors()):
+        if click.get_current_context().find_root().params.get("debug"):
+            output.note("".join(traceback.format_exception(error)).rstrip())
         output.note(f"error: {outcome.name}: {error}")
     elif error is not None:
         output.note("".join(traceback.format_exception(error)).rstrip())
@@ -302,24 +304,30 @@ def report(results: Path, path: Path, as_json: bool) -> None:
     """Make one self-contained HTML page: the claims first, then a section for each experiment.
 
     Of each experiment the full run is shown, or the quick one where there is no other. The page
-    needs nothing but itself: it opens from a folder or an attachment, and prints.
+    needs nothing but itself: it opens from a folder or an attachment, and prints. To a file that
+    ends in .md only the claims are written, as a table.
 
     Exit codes: 0 fine; 2 there is no run in the folder, or the page cannot be written.
     """
     from cxlbench.harness.experiment import ExperimentError
     from cxlbench.harness.experiment_folder import best_records
     from cxlbench.harness.experiment_tables import load_shares
+    from cxlbench.harness.report_markdown import claims_markdown
     from cxlbench.harness.report_page import report_page, write_page
+    from cxlbench.harness.tables import plural
 
     output = Output(as_json=as_json)
-    records = best_records(results)
+    records = best_records(results, output.note)
     if not records:
         raise ExperimentError(f"{results} holds no run of an experiment: `cxlbench run` makes them")
     grids = {record.name: load_shares(record, results, output.note) for record in records}
-    with output.progress() as progress:
-        page = report_page(records, grids, progress=progress)
+    if path.suffix == ".md":
+        page = claims_markdown(records, grids)
+    else:
+        with output.progress() as progress:
+            page = report_page(records, grids, progress=progress)
     write_page(page, path)
-    output.say(f"{path}: {len(records)} experiments, {len(page) / 1e6:.1f} MB")
+    output.say(f"{path}: {plural(len(records), 'experiment')}, {len(page) / 1e6:.1f} MB")
     output.document(
         {
             "path": path,

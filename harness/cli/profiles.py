@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,9 +14,8 @@ from cxlbench.harness.cli.options import FOLDER, SCALE, examples, json_option, s
 from cxlbench.harness.cli.output import Output
 
 LEAST_WIDTH = 80
-WIDTH = 100
-"""In a file or a pipe."""
-LEAST_SOURCE = 24
+FOLDED = {"statistic": 24, "source": 48}
+"""Characters of a line of these columns, where nobody cuts lines."""
 
 
 @click.group(
@@ -68,8 +68,8 @@ def show_command(
 ) -> None:
     """Show a profile, by NAME or by the path of its file: every number, statistic and source.
 
-    Numbers without a source are marked as assumptions, those of --set as overrides. Long sources go
-    over several lines.
+    Numbers without a source are marked as assumptions, those of --set as overrides. On a terminal
+    lines are cut to its width; elsewhere long texts go over several lines.
     """
     from cxlbench.devices.profile import describe_profile, load_profile, scale_profile
     from cxlbench.harness.tables import left_table
@@ -80,19 +80,17 @@ def show_command(
     out.say(f"{profile.name} ({profile.kind}): {profile.description}")
     out.say()
     headers = ("number", "value", "statistic", "mark", "source")
-    cells = [(row.name, row.value, row.statistic, row.mark) for row in rows]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    beside = len(left_table(headers[:-1], cells).partition("\n")[0]) + 2
-    room = max(max(width, LEAST_WIDTH) - beside, LEAST_SOURCE)
-    out.say(
-        left_table(
-            headers,
-            [
-                (*cell, textwrap.fill(row.source, room))
-                for cell, row in zip(cells, rows, strict=True)
-            ],
-        )
-    )
+    cells = [(row.name, row.value, row.statistic, row.mark, row.source) for row in rows]
+    if sys.stdout.isatty():
+        width = max(shutil.get_terminal_size().columns, LEAST_WIDTH)
+        text = left_table(headers, cells)
+        lines = [_cut(line, width) for line in text.splitlines()]
+        if lines != text.splitlines():
+            lines.append("\nLines are cut to the terminal; --json, or a file, has them whole.")
+        text = "\n".join(lines)
+    else:
+        text = left_table(headers, [_folded(headers, cell) for cell in cells])
+    out.say(text)
     out.document(
         {
             "name": profile.name,
@@ -102,3 +100,14 @@ def show_command(
             "numbers": [row._asdict() for row in rows],
         }
     )
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _folded(headers: Sequence[str], cells: Sequence[str]) -> list[str]:
+    return [
+        textwrap.fill(cell, FOLDED[header]) if header in FOLDED else cell
+        for header, cell in zip(headers, cells, strict=True)
+    ]

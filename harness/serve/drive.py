@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from cxlbench.emu.clock import Clock, JobSet
 from cxlbench.emu.sync import Signal
-from cxlbench.harness.requests import Request, Workload
+from cxlbench.harness.requests import Request, Workload, WorkloadError
 from cxlbench.harness.serve.cluster import Cluster
 
 
@@ -42,9 +42,11 @@ class Drive:
 
     def __post_init__(self) -> None:
         if self.order is not Order.OPEN and self.concurrency < 1:
-            raise ValueError(f"{self.order} needs a concurrency of at least 1")
+            raise WorkloadError(
+                f"concurrency={self.concurrency}: {self.order} needs a concurrency of at least 1"
+            )
         if not 0 < self.speed < float("inf"):
-            raise ValueError(f"speed must be positive and finite, got {self.speed}")
+            raise WorkloadError(f"speed must be positive and finite, got {self.speed}")
 
 
 async def drive(

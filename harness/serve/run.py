@@ -10,14 +10,16 @@ Units: s, tokens, blocks, bytes at full size.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cxlbench.devices.profile import load_as
-from cxlbench.emu.clock import Clock, VirtualClock
+from cxlbench.emu.clock import Clock, DeadlockError, VirtualClock
 from cxlbench.emu.pipe import Pipe
 from cxlbench.harness.content import BlockContent
 from cxlbench.harness.metrics import Spread
@@ -26,6 +28,7 @@ from cxlbench.harness.serve.cluster import Cluster, ClusterSpec
 from cxlbench.harness.serve.conservation import Law, laws_of
 from cxlbench.harness.serve.drive import Drive, drive
 from cxlbench.harness.serve.served import Served
+from cxlbench.harness.tiers.plain_work import TierFaultError, is_own
 from cxlbench.harness.tiers.tier import ProfileSource, Tier, TierMaker, TierSite
 from cxlbench.harness.worker import StoreCounters
 from cxlbench.kv.connector import BlockTimes
@@ -33,6 +36,9 @@ from cxlbench.kv.identity import Namespace, trace_keys
 
 MESSAGES_S = 0.01
 """Long enough for the last one-way messages to arrive."""
+
+STUCK_AFTER_S = 24 * 3600.0
+"""A user's tier with which no request gets on for so long will never answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,7 @@ def simulate(
         ModelDoesNotFitError, PromptTooLongError: the GPUs are too small.
         TierOptionError: the tier has no such setting.
         WorkloadError: the workload has no block ids.
+        TierFaultError: a user's tier raised, answered what cannot be, or never answers.
     """
     workload.require_ids("a run with a KV cache")
     collecting = gc.isenabled()
@@ -155,7 +162,12 @@ def simulate(
             run = _Run(
                 running, workload, spec, tier, profile, options or {}, seed, log_blocks, content
             )
-            return running.run(run.all(how, progress, stopping))
+            try:
+                return running.run(run.all(how, progress, stopping))
+            except DeadlockError as error:
+                if is_own(run.tier):
+                    raise run.stuck(str(error)) from error
+                raise
     finally:
         if collecting:
             gc.enable()
@@ -177,6 +189,8 @@ class _Run:
         self.clock = clock
         self.workload = workload
         self.blocks: list[BlockTimes] = []
+        self._alarm: asyncio.Handle | None = None
+        self._gap_s = 0.0
         site = TierSite(
             prefill_servers=spec.prefill_servers,
             decode_servers=spec.decode_servers,
@@ -209,6 +223,9 @@ class _Run:
     ) -> Simulated:
         clock, cluster, tier = self.clock, self.cluster, self.tier
         begin_s = clock.now()
+        if is_own(tier):
+            self._gap_s = _longest_gap_s(self.workload) / how.speed
+            self._watch(before=self._steps())
         try:
             await tier.start()
             complete = await drive(
@@ -224,11 +241,41 @@ class _Run:
             await clock.sleep(MESSAGES_S)
             raise
         finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
             await tier.close()
         settled_s = clock.now()
         # The longest a pipe can have been busy: stores and flushes go on behind the last answer.
         idle_s = max([settled_s, *(pipe.idle_at_s for pipe in self._pipes())])
         return self._summary(end_s - begin_s, idle_s - begin_s, held, complete=complete)
+
+    def _watch(self, before: int, idle_s: float = 0.0) -> None:
+        """End the run when a user's tier keeps it from getting on, busy as it may be itself."""
+        if idle_s >= STUCK_AFTER_S + self._gap_s:
+            self.clock.fail(self.stuck(f"nothing was computed for {idle_s / 3600:.0f} h"))
+            return
+        every_s = STUCK_AFTER_S / 24
+
+        def look() -> None:
+            now = self._steps()
+            self._watch(now, idle_s + every_s if now == before else 0.0)
+
+        self._alarm = self.clock.call_at(self.clock.now() + every_s, look)
+
+    def _steps(self) -> int:
+        """Return a count that grows as long as requests get on."""
+        servers = [*self.cluster.prefill, *self.cluster.decode]
+        tokens = sum(s.counters.prompt_tokens + s.counters.answer_tokens for s in servers)
+        return tokens + len(self.cluster.served)
+
+    def stuck(self, why: str) -> TierFaultError:
+        """Return what to say of a user's tier that never answers: what is open, and where."""
+        held = ", ".join(f"{name} {count}" for name, count in self.tier.at_rest().items())
+        return TierFaultError(
+            f"tier {self.tier.name!r} never answers: {len(self.cluster.served)} of "
+            f"{len(self.workload.requests)} requests were served when nothing went on any more; "
+            f"it holds {held or 'nothing'} ({why})"
+        )
 
     def _pipes(self) -> list[Pipe]:
         handover = self.cluster.handover
@@ -263,6 +310,13 @@ class _Run:
             callbacks=self.clock.callbacks,
             blocks=self.blocks,
         )
+
+
+def _longest_gap_s(workload: Workload) -> float:
+    """Return the longest time for which a workload itself lets nothing happen."""
+    arrivals = [0.0, *sorted(request.arrival_s for request in workload.requests)]
+    gaps = [later - before for before, later in itertools.pairwise(arrivals)]
+    return max([*gaps, *(request.think_s for request in workload.requests)], default=0.0)
 
 
 def _turns(served: Sequence[Served]) -> tuple[TurnServed, ...]:

@@ -13,7 +13,7 @@ from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget
 from cxlbench.harness.tiers.plain_paths import Load, LoadPath
 from cxlbench.harness.tiers.plain_stores import StorePath
-from cxlbench.harness.tiers.plain_work import Asked, Offer, payload_of
+from cxlbench.harness.tiers.plain_work import Asked, Offer, asked_of, payload_of, refuse
 from cxlbench.kv.connector import Completion, Ticket, Work
 from cxlbench.kv.results import KeyResult
 from cxlbench.kv.tickets import GpuCopy, TicketDesk, check_load, check_lookup, check_store
@@ -132,7 +132,14 @@ class PlainConnector:
         hits = 0
         try:
             if results and not asked.released:
-                hits = await self._tier.find(asked)
+                hits = await asked_of(self._tier, "find", _find(self._tier, asked))
+                if not isinstance(hits, int) or not 0 <= hits <= len(results):
+                    refuse(
+                        self._tier,
+                        "find",
+                        f"returned {hits!r}: of {len(results)} blocks that were asked for, from 0 "
+                        f"to {len(results)} can be found",
+                    )
         finally:
             asked.looked_up = True
             if asked.released:
@@ -166,3 +173,8 @@ class PlainConnector:
             chain.index(keys[0]) if known else 0,
             chain if known else (),
         )
+
+
+async def _find(tier: PlainTier, asked: Asked) -> int:
+    """Await a tier's answer in here, where also one that is no coroutine is told."""
+    return await tier.find(asked)

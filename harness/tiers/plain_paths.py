@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.memory import Buffer
 from cxlbench.emu.sync import Budget, Signal
-from cxlbench.harness.tiers.plain_work import Asked, Payload, put_payload
+from cxlbench.harness.tiers.plain_work import Asked, Payload, asked_of, checked, put_payload
 from cxlbench.kv.connector import BlockTimes
 from cxlbench.kv.results import KeyResult
 from cxlbench.kv.tickets import GpuCopy
@@ -100,7 +100,7 @@ class LoadPath:
         asked, how, group = load.asked, self._how, 0
         copies: list[Job[None]] = []
         try:
-            await self._tier.prepare(asked, load.keys)
+            await asked_of(self._tier, "prepare", self._tier.prepare(asked, load.keys))
             group = batch = how.blocks_at_once(asked.size_bytes)
             if how.whole_loads:
                 batch = len(wanted)
@@ -132,7 +132,9 @@ class LoadPath:
                     self._arm(load)
                 chosen = batch[at : at + group]
                 begin_s = self._clock.now()
-                payloads = await self._tier.fetch(asked, [load.keys[i] for i in chosen])
+                fetching = self._tier.fetch(asked, [load.keys[i] for i in chosen])
+                payloads = await asked_of(self._tier, "fetch", fetching)
+                checked(self._tier, "fetch", payloads, len(chosen), None)
                 passed_on = 0 if how.whole_loads else staged
                 staged -= passed_on
                 deliver = self._deliver(load, chosen, payloads, begin_s, passed_on)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cxlbench.emu.clock import Clock, Job, JobSet
 from cxlbench.emu.sync import Budget
-from cxlbench.harness.tiers.plain_work import Offer
+from cxlbench.harness.tiers.plain_work import Offer, asked_of, checked
 from cxlbench.kv.results import KeyResult
 from cxlbench.kv.tickets import GpuCopy
 
@@ -49,7 +49,9 @@ class StorePath:
                 break
             part = offer.part(begin, end)
             todo = []
-            for i, result in enumerate(await self._tier.reserve(part), begin):
+            reserved = await asked_of(self._tier, "reserve", self._tier.reserve(part))
+            checked(self._tier, "reserve", reserved, len(part.keys), None)
+            for i, result in enumerate(reserved, begin):
                 if result is None:
                     todo.append(i)
                 else:
@@ -139,7 +141,9 @@ class StorePath:
         keys = [offer.keys[i] for i in chosen]
         kept = False
         try:
-            done = await self._tier.keep(part, keys, [offer.payloads[i] for i in chosen])
+            payloads = [offer.payloads[i] for i in chosen]
+            done = await asked_of(self._tier, "keep", self._tier.keep(part, keys, payloads))
+            checked(self._tier, "keep", done, len(chosen), KeyResult)
             kept = True
             for i, result in zip(chosen, done, strict=True):
                 results[i] = result

@@ -8,16 +8,75 @@ Units: bytes, s, blocks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from cxlbench.emu.memory import Buffer, PhantomBuffer
+from cxlbench.emu.user_objects import UserObjectError
 
 Payload: TypeAlias = Hashable
 """What a block holds."""
+
+T = TypeVar("T")
+
+
+class TierFaultError(UserObjectError):
+    """A part of a user's tier raised, or answered what cannot be."""
+
+
+def is_own(tier: object) -> bool:
+    """Return whether a tier is a user's: its class is not of this package."""
+    return type(tier).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+async def asked_of(tier: object, part: str, answer: Awaitable[T]) -> T:
+    """Return what a tier answers; what a user's raises is told with the place where it did.
+
+    Raises:
+        TierFaultError: a user's tier raised.
+    """
+    try:
+        return await answer
+    except (Exception, SystemExit) as error:
+        if not is_own(tier) or isinstance(error, TierFaultError):
+            raise
+        last = extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+        raise TierFaultError(
+            f"tier {_called(tier)}: {part}() raised {type(error).__name__}: {error} ({where}); "
+            "`cxlbench --debug` shows how it came there"
+        ) from error
+
+
+def checked(tier: object, part: str, answers: Sequence[T], count: int, kind: type | None) -> None:
+    """Refuse answers of a tier that are not ``count``, or not of ``kind``; None is any.
+
+    Raises:
+        TierFaultError: they are not.
+    """
+    if not isinstance(answers, Sequence):
+        refuse(tier, part, f"must return a list, and returned {answers!r}")
+    if len(answers) != count:
+        refuse(tier, part, f"returned {len(answers)} results for {count} blocks")
+    if kind is not None:
+        for answer in answers:
+            if not isinstance(answer, kind):
+                refuse(tier, part, f"returned {answer!r}, which is no {kind.__name__}")
+
+
+def refuse(tier: object, part: str, why: str) -> NoReturn:
+    """Say that an answer of a tier cannot be; raise ``TierFaultError``."""
+    raise TierFaultError(f"tier {_called(tier)}: {part}() {why} (docs/tiers.md)")
+
+
+def _called(tier: object) -> str:
+    kind = type(tier)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def payload_of(buffer: Buffer) -> Payload:

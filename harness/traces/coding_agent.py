@@ -249,7 +249,7 @@ VERBATIM = Format(
 )
 DELTA = Format(
     name="coding-agent-delta",
-    title="coding agent, delta: the same with keep and new in place of hash_ids",
+    title="coding agent, delta: JSON lines, a session each, with keep and new for hash_ids",
     recognises=lambda line, keys: {"block_size", "requests"} <= keys and b'"keep"' in line,
     open=open_coding_agent,
 )

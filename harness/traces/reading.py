@@ -56,7 +56,9 @@ def detect_format(path: Path) -> Format:
     for known in FORMATS:
         if known.recognises(line, keys):
             return known
-    known_formats = "\n".join(f"  {known.title}" for known in FORMATS)
+    known_formats = "\n".join(
+        f"  {known.name}: {known.title.partition(': ')[2]}" for known in FORMATS
+    )
     what = f"unknown format: {shape}{_beginning(line)}. Known formats:\n{known_formats}"
     raise TraceError(path, number, what)
 

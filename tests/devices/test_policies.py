@@ -349,6 +349,9 @@ def user_module(tmp_path, monkeypatch):
     (tmp_path / "my_policies.py").write_text(
         "from cxlbench.devices.policies import FifoPolicy\n"
         "class Mine(FifoPolicy):\n    pass\n"
+        "class Liar(FifoPolicy):\n"
+        "    def evict(self):\n        return 12345\n"
+        "    def touch(self, block):\n        return {}[block]\n"
         "class Half:\n"
         "    capacity_blocks = 1\n"
         "    def __init__(self, capacity_blocks):\n        pass\n"
@@ -363,7 +366,7 @@ def user_module(tmp_path, monkeypatch):
 
 def test_a_users_policy_loads_by_module_and_object(user_module):
     policy = load_policy(f"{user_module}:Mine")(7)
-    assert type(policy).__name__ == "Mine"
+    assert type(policy.own).__name__ == "Mine"
     assert policy.capacity_blocks == 7
 
 
@@ -373,7 +376,7 @@ def test_a_users_policy_loads_by_module_and_object(user_module):
         ("no_such_module:Mine", "cannot import 'no_such_module'.*PYTHONPATH"),
         (":Mine", "cannot import ''"),
         ("my_policies:Mime", "no object 'Mime'; did you mean Mine"),
-        ("my_policies:", "no object ''"),
+        ("my_policies:", "say which object of the module, as my_policies:NAME"),
         ("my_policies:number", "number is 3, not a class"),
         ("my_policies:Greedy", r"Greedy\(1\) failed with TypeError"),
         ("my_policies:Half", "lacks insert, evict, remove, __len__, __contains__"),
@@ -382,3 +385,23 @@ def test_a_users_policy_loads_by_module_and_object(user_module):
 def test_a_users_object_that_is_no_policy_is_refused_when_loaded(user_module, spec, message):
     with pytest.raises(PolicyError, match=message):
         load_policy(spec)
+
+
+def test_a_users_policy_that_makes_victims_up_or_raises_is_named_with_what_it_did(user_module):
+    policy = load_policy(f"{user_module}:Liar")(7)
+    policy.insert(3)
+    with pytest.raises(PolicyError, match=r"my_policies:Liar'.*evict\(\) returned 12345"):
+        policy.evict()
+    told = r"my_policies:Liar'.*touch\(3\) raised KeyError: 3 \(.*my_policies.py:8\)"
+    with pytest.raises(PolicyError, match=told):
+        policy.touch(3)
+
+
+def test_a_victim_is_no_victim_twice(user_module):
+    policy = load_policy(f"{user_module}:Mine")(2)
+    policy.insert(3)
+    policy.insert(4)
+    assert (policy.evict(), len(policy), 3 in policy, 4 in policy) == (3, 1, False, True)
+    policy.remove(4)
+    with pytest.raises(PolicyError, match="nothing is resident"):
+        policy.evict()

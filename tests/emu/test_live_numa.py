@@ -82,6 +82,7 @@ def target(descriptor):
 @pytest.fixture
 def mounted(monkeypatch, tmp_path):
     """Let the test's folder be in a file system of some kind."""
+
     def be(kind):
         device = tmp_path.stat().st_dev
         here = f"{os.major(device)}:{os.minor(device)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -119,9 +120,10 @@ def test_a_preparation_that_fails_is_told_to_who_starts_a_process():
 
 
 def test_closing_does_not_wait_for_a_preparation(monkeypatch):
-    monkeypatch.setattr(pod_node_process, "PATIENCE_S", 10.0)
+    monkeypatch.setattr(pod_node_process, "END_S", 10.0)
     with NodeForker(prepare=[f"{PROGRAMS}:prepare_for_ever"]) as forker:
         assert not forker.prepared(timeout_s=0.0)
+    assert forker._zygote.returncode != -signal.SIGKILL
     with NodeForker() as forker:
         assert forker.prepared()
         assert forker.prepared(timeout_s=0.0)
@@ -319,3 +321,12 @@ def test_a_survivor_completes_a_half_written_line_that_it_needs(pod):
     assert half.lock() == 0
     assert pod.device[24:32].tolist() == [5] * 8
     assert pod.counters(1)["rescued"] == 1
+
+
+def test_a_forking_process_that_does_not_end_by_itself_is_killed(monkeypatch):
+    monkeypatch.setattr(pod_node_process, "END_S", 0.05)
+    forker = NodeForker()
+    forker.prepared()
+    os.kill(forker._zygote.pid, signal.SIGSTOP)
+    forker.close()
+    assert forker._zygote.returncode == -signal.SIGKILL

@@ -269,3 +269,24 @@ def test_the_lint_says_so_if_nothing_is_needless():
     lint, found = needless(stores_at(0))
     assert found == []
     assert lint_text(lint, schedules=50, flush_ns=1).startswith("every flush had an effect")
+
+
+def test_the_lint_says_how_many_schedules_failed_and_why():
+    def waits_for_ever(mem):
+        clflush(mem, 0)
+        while True:
+            load(mem, 0)
+
+    def scenario(pod):
+        pod.run(0, waits_for_ever)
+
+    lint = lint_flushes(scenario, schedules=3, max_steps=200)
+    assert lint.failed == 3
+    text = lint_text(lint, schedules=3, flush_ns=1)
+    assert text.startswith("3 of 3 schedules failed (the first: hang, ")
+    assert "every flush had an effect" not in text
+
+
+def test_the_lint_of_a_program_without_a_flush_says_that():
+    lint, _ = needless(lambda mem: store(mem, 0, 1))
+    assert lint_text(lint, schedules=50, flush_ns=1) == "no flush in 50 schedules"

@@ -114,6 +114,16 @@ def test_a_check_at_the_end_fails_the_run(how):
     assert ("five expected" in report.message) is (how == "assert")
 
 
+def test_a_lambda_at_the_end_is_named_by_its_line():
+    def scenario(pod):
+        pod.run(0, send, "")
+        pod.at_end(lambda mem: load(mem, 0) == 5)
+
+    line = scenario.__code__.co_firstlineno + 2
+    report = explore(scenario, schedules=1).report
+    assert f"the lambda at test_pod_scenario.py:{line} does not hold" in report.message
+
+
 def test_an_invariant_is_checked_whenever_tasks_may_switch():
     def scenario(pod):
         taken = []

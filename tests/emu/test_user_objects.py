@@ -42,7 +42,7 @@ def test_a_function_is_found(name):
         ("users_package.queue_of_min:x", "did you mean users_package.queue_of_mine?"),
         ("nothing_like_it_at_all:x", "is its folder on PYTHONPATH?"),
         ("users_queue:scenari", "has no object 'scenari'; did you mean scenario?"),
-        ("users_queue", "has no object ''; it has scenario, other"),
+        ("users_queue", "say which object of the module, as users_queue:NAME; it has scenario"),
         ("users_queue:zzz", "has no object 'zzz'; it has scenario, other"),
         ("users_empty:x", "it defines nothing"),
         ("users_queue:number", "number is 3, not a class or function"),

@@ -82,14 +82,13 @@ def prototype():
 
 
 def test_the_built_in_probe_moves_bytes_both_ways_and_leaves_no_file(tmp_path):
-    folder = tmp_path / "disk"
-    found = calibrate(folder, seconds=0.2, use_fio=False, quick=True, size_bytes=8 * MIB)
+    found = calibrate(tmp_path, seconds=0.2, use_fio=False, quick=True, size_bytes=8 * MIB)
     by_share = {rate.pattern.read_share: rate for rate in found.rates}
     assert by_share[1.0].read_bytes_per_s > 0
     assert by_share[1.0].write_bytes_per_s == 0
     assert by_share[0.0].write_bytes_per_s > 0
     assert found.method == "built-in probe"
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_patterns_are_measured_unless_quick():
@@ -100,7 +99,7 @@ def test_all_patterns_are_measured_unless_quick():
 
 
 def test_fio_is_told_what_to_measure(tmp_path, fake_fio):
-    found = calibrate(tmp_path / "disk", seconds=4, size_bytes=MIB)
+    found = calibrate(tmp_path, seconds=4, size_bytes=MIB)
     assert found.method == "fio"
     assert {rate.read_bytes_per_s for rate in found.rates} == {1.5e9}
     lines = (tmp_path / "fio.log").read_text().splitlines()
@@ -134,6 +133,7 @@ def test_another_report_of_fio_is_refused(text):
 
 def test_a_failing_fio_is_an_error_that_names_the_way_out(tmp_path, fake_fio):
     fake_fio.write_text("#!/bin/sh\necho 'fio: engine not loadable' >&2\nexit 1\n")
+    (tmp_path / "disk").mkdir()
     with pytest.raises(HostLimitError, match=r"fio failed \(1\): fio: engine not .*--no-fio"):
         calibrate(tmp_path / "disk", seconds=1, size_bytes=MIB)
     assert list((tmp_path / "disk").iterdir()) == []
@@ -157,14 +157,25 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
 
     monkeypatch.setattr(os, "statvfs", small)
     with pytest.raises(HostLimitError, match="MiB free, calibration wants"):
-        calibrate(tmp_path / "disk", use_fio=False)
-    assert list((tmp_path / "disk").iterdir()) == []
+        calibrate(tmp_path, use_fio=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(HostLimitError, match="cannot calibrate in"):
-        calibrate(tmp_path / "file" / "below", use_fio=False)
+    with (
+        pytest.raises(HostLimitError, match="cannot calibrate in"),
+        disk_probe.probe_file(tmp_path / "file" / "below", 4 * MIB),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["typo", "file"])
+def test_what_is_no_folder_is_refused_and_not_made(tmp_path, name):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(HostLimitError, match="is no folder"):
+        calibrate(tmp_path / name, use_fio=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_calibration_is_remembered_for_its_file_system(tmp_path):

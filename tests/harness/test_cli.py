@@ -150,6 +150,7 @@ def test_profiles_show_prints_value_statistic_and_source(cli):
     assert "13 GB/s" in ran.out
     assert "vendor peak, sequential" in ran.out
     assert "Samsung PM1743 announcement" in ran.out
+    assert max(map(len, ran.out.splitlines())) < 140, "in a file too, a line can be read"
 
 
 def test_profiles_show_takes_overrides_and_scale(cli):

@@ -50,10 +50,16 @@ def test_all_that_is_wrong_is_said_at_once_each_with_where_it_was_said(tmp_path)
         f"{file}: node: no such key; did you mean nodes?",
         f"{file}: capacity: '12 parsecs'",
         f"{file}: device: there is no profile 'none-such'",
-        "CXLBENCH_DEADLINE_S: deadline_s: 'soon' must be a number",
+        "CXLBENCH_DEADLINE_S: deadline_s: 'soon' must be a time, such as 10s",
         "--node-link: node_link: there is no profile 'none-such'",
     ):
         assert any(problem.startswith(begin) for problem in problems), (begin, text)
+
+
+@pytest.mark.parametrize("given", [10, "10", "10s", "10000 ms"])
+def test_times_are_in_seconds_unless_they_say_otherwise(given):
+    spec = make_spec({"deadline_s": given, "call_timeout_s": given})
+    assert (spec.deadline_s, spec.call_timeout_s) == (10, 10)
 
 
 @pytest.mark.parametrize(

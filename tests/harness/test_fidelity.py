@@ -145,3 +145,8 @@ def test_a_run_without_deadlines_or_transfers_is_trusted():
     verdict = measure(clock([]), [idle, empty])
     assert verdict.trusted
     assert (verdict.pipes, verdict.deadlines) == ((), 0)
+
+
+def test_one_window_is_called_a_window():
+    due = busy(100, 1.7)
+    assert "over 1 window of 1 s" in measure(clock(), [pipe("nic", due, due)]).line()

@@ -155,6 +155,12 @@ def test_the_report_names_operations_bandwidth_and_what_is_held(hm):
     assert "nothing" in text
 
 
+def test_bytes_that_the_device_counted_have_a_unit_and_are_of_full_size():
+    profile = load_as(CmmHProfile, "cmm-h-256g", overrides={"dram_capacity": "1 GiB"})
+    text = describe_io(run_io(profile, rw="read", bs=16 * MIB, size=256 * MIB, scale=4))
+    assert "hit_bytes 256 MiB" in text
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cxlbench.emu.causality import Cause
@@ -163,9 +165,17 @@ def test_a_report_without_both_lines_is_not_right():
     wanted = Mutant("it", "", "", "", "", (Kind.CAUSALITY,), causes)
     assert is_right(wanted, report)
     for change in ({"later_site": ()}, {"site": ()}, {"kind": Kind.HANG}, {"cause": Cause.POSTED}):
-        import dataclasses
-
         assert not is_right(wanted, dataclasses.replace(report, **change))
+
+
+@pytest.mark.parametrize("kind", [Kind.CAUSALITY, Kind.REGRESS])
+def test_a_report_with_another_cause_is_not_right(kind):
+    report = explore(forgetful, scheduler="mixed").report
+    assert report is not None
+    told = dataclasses.replace(report, kind=kind)
+    assert is_right(Mutant("it", "", "", "", "", (kind,), (Cause.NEVER_FLUSHED,)), told)
+    assert is_right(Mutant("it", "", "", "", "", (kind,)), told)
+    assert not is_right(Mutant("it", "", "", "", "", (kind,), (Cause.POSTED,)), told)
 
 
 @pytest.mark.parametrize("words", [("--schedules", "0"), ("--bound", "0"), ("--only", "xyzzy")])

@@ -158,9 +158,10 @@ def test_every_kind_can_be_ignored():
         ("no_such_module:scenario", "cannot import 'no_such_module'"),
         ("users_message:scenari", "did you mean scenario"),
         ("users_message:send.x", "has no object"),
-        ("users_message", "has no object ''"),
+        ("users_message", "say which object of the module, as users_message:NAME"),
         ("users_message:number", "not a class or function"),
         ("users_message:send", "building scenario 'users_message:send' raised"),
+        ("users_message:receive", "a scenario takes one argument, the pod"),
         ("users_message:nothing", "started no task"),
         ("users_message:raises", "KeyError: 'gone'"),
         ("users_message:small", "a region of 7 bytes"),
@@ -273,6 +274,15 @@ def test_a_profile_of_no_shared_memory_exits_2(cli, written, profile):
 def test_a_program_without_needless_flushes_is_told_so(cli, written):
     ran = cli("pod", "lint", written(RIGHT))
     assert ran.out == "every flush had an effect in some of 200 schedules\n"
+
+
+def test_the_lint_of_a_program_that_fails_exits_1_and_says_so(cli, written):
+    ran = cli("pod", "lint", written(WRONG), "--json")
+    assert ran.code == 1
+    assert 0 < ran.document["failed_schedules"] <= 200
+    assert (
+        "schedules failed (the first: causality violation" in cli("pod", "lint", written(WRONG)).out
+    )
 
 
 def test_the_help_imports_nothing_heavy():

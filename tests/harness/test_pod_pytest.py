@@ -96,6 +96,23 @@ def test_without_a_cache_schedules_are_saved_all_the_same(pytester, message):
     shutil.rmtree(Path(path).parent)
 
 
+def test_a_schedule_that_cannot_be_saved_does_not_hide_the_report(pytester, message):
+    message(WRONG, "unsaved_message")
+    (pytester.path / "file").write_text("in the way")
+    result = pytester.runpytest_inprocess(*PLUGIN, "--pod-schedules", "file/below")
+    result.assert_outcomes(failed=1)
+    assert "causality violation: never flushed" in result.stdout.str()
+    result.stdout.fnmatch_lines(["replay: none, the schedule cannot be saved: file/below: *"])
+
+
+def test_a_schedule_that_is_not_there_is_one_line(pytester, message):
+    message(RIGHT, "absent_message")
+    result = pytester.runpytest_inprocess(*PLUGIN, "--pod-replay", "absent.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["--pod-replay: absent.json: No such file or directory"])
+    result.stdout.no_fnmatch_line("*During handling*")
+
+
 def test_the_function_is_called_once_a_schedule(pytester):
     result = outcomes(
         pytester,
@@ -191,6 +208,7 @@ def test_a_mark_that_cannot_be_is_refused(pytester, mark, told):
     )
     result.assert_outcomes(failed=1)
     assert told in result.stdout.str()
+    result.stdout.no_fnmatch_line("*During handling*")
 
 
 def test_a_mark_without_a_pod_is_refused(pytester):

@@ -45,6 +45,7 @@ class Command:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
+            start_new_session=True,
         )
         self.watches = []
         while len(there := children(self.process.pid)) < descendants:
@@ -54,9 +55,15 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 self.watches.append(os.pidfd_open(one))
 
-    def end(self, number):
-        """Send the signal; return the exit code and what was said, once all are gone."""
-        self.process.send_signal(number)
+    def end(self, number, *, all_of_it=False):
+        """Send the signal; return the exit code and what was said, once all are gone.
+
+        To ``all_of_it``: as a terminal does, to the command and all that descend from it.
+        """
+        if all_of_it:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
         code = self.process.wait(30)
         for watch in self.watches:
             poll = select.poll()
@@ -82,6 +89,15 @@ def test_a_stress_that_is_ended_leaves_nothing(tmp_path, monkeypatch, number):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("descendants", [1, 5], ids=["while it starts", "when all are there"])
+def test_ctrl_c_at_a_stress_says_one_line(tmp_path, monkeypatch, descendants):
+    monkeypatch.chdir(tmp_path)
+    command = Command(*STRESS, descendants=descendants)
+    code, said = command.end(signal.SIGINT, all_of_it=True)
+    assert (code, said.splitlines()[-1]) == (130, "interrupted; temporary files are removed")
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
 def test_a_campaign_that_is_ended_leaves_no_workers(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)
@@ -89,6 +105,16 @@ def test_a_campaign_that_is_ended_leaves_no_workers(tmp_path, monkeypatch, numbe
     code, said = command.end(number)
     assert code == ENDS[number]
     assert "Traceback" not in said or number == signal.SIGKILL
+
+
+@pytest.mark.parametrize("workers", [1, 2], ids=["while they start", "when they are there"])
+def test_ctrl_c_at_a_campaign_says_one_line(tmp_path, monkeypatch, workers):
+    monkeypatch.chdir(tmp_path)
+    command = Command("pod", "campaign", "--processes", "2", descendants=workers + 1)
+    assert command.end(signal.SIGINT, all_of_it=True) == (
+        130,
+        "interrupted; temporary files are removed\n",
+    )
 
 
 COMPILING = """

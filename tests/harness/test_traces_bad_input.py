@@ -233,8 +233,20 @@ def test_an_unknown_format_shows_what_the_file_looks_like_and_what_is_known(path
     error = refused(path, text({"question_id": 81, "turns": ["Compose", "Rewrite"]}))
     assert "JSON with the keys question_id, turns" in error.what
     assert all(known.name in error.what for known in FORMATS)
+    assert error.what.count("lmcache-agent") == 1
     assert "text, beginning with 'hello" in refused(path, "hello\n").what
     assert "JSON, but not an object" in refused(path, "[1]\n").what
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\x7fELF\x02\x01\x01\x00", "control characters"), (b"\xff\xfe\x01\n", "not UTF-8")],
+)
+def test_a_binary_file_is_called_so_and_not_printed(path, content, said):
+    what = refused(path, content).what
+    assert f"{said} (a binary file?)" in what
+    assert what.isascii()
+    assert what.replace("\n", "").isprintable()
 
 
 def test_json_that_spans_lines_is_answered_with_what_to_do(path):
