@@ -141,6 +141,8 @@ def _named_object(spec: str) -> Experiment:
     module_name, _, object_name = spec.partition(":")
     try:
         module = importlib.import_module(module_name)
+    except ExperimentError as error:
+        raise ExperimentError(f"experiment {spec!r}: {error}") from error
     except (ImportError, ValueError) as error:
         raise ExperimentError(
             f"experiment {spec!r}: cannot import {module_name!r} ({error}); "

@@ -198,7 +198,7 @@ def make_record(
             another one.
     """
     experiment = context.experiment
-    _refuse_what_is_none(experiment.name, findings)
+    _refuse_what_is_none(findings)
     rows = tuple({key: _plain(value) for key, value in row.items()} for row in findings.rows)
     return Record(
         name=experiment.name,
@@ -226,14 +226,14 @@ def make_record(
     )
 
 
-def _refuse_what_is_none(name: str, findings: Any) -> None:
+def _refuse_what_is_none(findings: Any) -> None:
     if not isinstance(findings, Findings):
         raise ExperimentError(
-            f"{name}: its run returned {type(findings).__name__}; it must return Findings"
+            f"its run returned {type(findings).__name__}; it must return Findings"
         )
     for row in findings.rows:
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
-            raise ExperimentError(f"{name}: {row!r} is no row: that has a value by column's name")
+            raise ExperimentError(f"{row!r} is no row: that has a value by column's name")
     for what, items, kind in (
         ("claims", findings.claims, JudgedClaim),
         ("plots", findings.plots, Plot),
@@ -242,12 +242,12 @@ def _refuse_what_is_none(name: str, findings: Any) -> None:
         for item in items:
             if not isinstance(item, kind):
                 raise ExperimentError(
-                    f"{name}: {item!r} is among its {what}, which must be of {kind.__name__}"
+                    f"{item!r} is among its {what}, which must be of {kind.__name__}"
                 )
     names = [plot.name for plot in findings.plots]
     for plot in dict.fromkeys(names):
         if names.count(plot) > 1:
-            raise ExperimentError(f"{name}: {names.count(plot)} plots are called {plot!r}")
+            raise ExperimentError(f"{names.count(plot)} plots are called {plot!r}")
 
 
 def paragraphs(text: str) -> str:

@@ -79,8 +79,9 @@ def code(text: str) -> Html:
 
 
 def prose(text: str) -> str:
-    """Return a text with its ``names`` as code."""
-    return re.sub(r"(`{1,2})([^`]+)\1", r"<code>\2</code>", escape(text))
+    """Return a text with its ``names`` as code and its *stressed* words as such."""
+    coded = re.sub(r"(`{1,2})([^`]+)\1", r"<code>\2</code>", escape(text))
+    return re.sub(r"(?<![\w*>])\*(\w[^*<>]*\w|\w)\*(?![\w*<])", r"<em>\1</em>", coded)
 
 
 def row(cells: Iterable[Scalar | None]) -> str:

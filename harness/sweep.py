@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -224,6 +225,7 @@ def in_processes(tasks: Sequence[PointTask], *, jobs: int) -> Generator[PointRow
 
 def _start() -> _Member:
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # to start it unblocks SIGINT, so not while it is blocked
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
     with _no_interrupts():

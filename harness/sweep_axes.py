@@ -243,6 +243,10 @@ def _spaced(tried: _Tried, key: str, given: str) -> tuple[str, ...]:
         raise SweepError(f"--set {key}={given}: both ends need the same unit")
     if count < 2 or not low < high:
         raise SweepError(f"--set {key}={given}: a range goes up and has 2 values or more")
+    if count > MOST_POINTS:
+        raise SweepError(
+            f"--set {key}={given}: these are {count:,} points; a sweep has {MOST_POINTS:,} at most"
+        )
     axis = _in_steps(tried, key, low, high, unit)
     return tuple(dict.fromkeys(axis.text(step / (count - 1)) for step in range(count)))
 

@@ -65,12 +65,12 @@ async def drive(
         jobs.spawn(driver.open_loop(jobs))
     elif how.order is Order.ROUNDS:
         queue = iter(in_rounds(workload.requests))
-        for _ in range(how.concurrency):
+        for _ in range(min(how.concurrency, len(workload.requests))):
             jobs.spawn(driver.take_requests(queue))
     else:
         workload.require_sessions("a run of whole sessions")
         sessions = iter(workload.sessions().values())
-        for _ in range(how.concurrency):
+        for _ in range(min(how.concurrency, len(workload.requests))):
             jobs.spawn(driver.take_sessions(sessions))
     try:
         await jobs.join()

@@ -220,3 +220,85 @@ def test_a_key_that_none_of_several_has_is_refused():
 def test_the_command_repeats_the_run(tmp_path):
     record = run_into(tmp_path, quick=True, seed=5, overrides={"rate": "2"}).record
     assert record.command() == "cxlbench run toy --quick --seed 5 --set rate=2"
+
+
+def test_one_damaged_run_is_told_and_hides_no_other(tmp_path):
+    for toy_experiment in (EXPERIMENT, OTHER, toy("torn")):
+        run_into(tmp_path, toy_experiment)
+    damaged = tmp_path / "toy" / "result.json"
+    damaged.write_text(damaged.read_text().replace('"rows"', '"raws"'))
+    torn = tmp_path / "torn" / "result.json"
+    torn.write_text(torn.read_text()[:100])
+    told = []
+    assert [record.name for record in best_records(tmp_path, told.append)] == ["toy2"]
+    assert [str(path) in text for path, text in zip((damaged, torn), told, strict=True)] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null"])
+def test_a_damaged_run_json_hides_no_figures(tmp_path, text):
+    ran = run_into(tmp_path)
+    (ran.folder / "run.json").write_text(text)
+    read = read_record(ran.folder)
+    assert read.rows == ran.record.rows
+    assert read.duration_s is None
+
+
+def test_tiers_of_the_user_are_in_the_record_and_in_its_command(tmp_path):
+    compares = dataclasses.replace(EXPERIMENT, compares_tiers=True)
+    ran = run_into(tmp_path, compares, tiers=["mooncake"])
+    read = read_record(ran.folder)
+    assert read.tiers == ("mooncake",)
+    assert read.command().endswith("--tier mooncake")
+    assert "more tiers" in read.form
+
+
+@pytest.mark.parametrize(
+    ("findings", "says"),
+    [
+        (None, "returned NoneType; it must return Findings"),
+        (Findings(rows=[3]), "3 is no row"),
+        (Findings(rows=[{1: 2}]), "is no row"),
+        (Findings(rows=[], claims=["yes"]), "'yes' is among its claims"),
+        (
+            Findings(
+                rows=[],
+                plots=[Plot(name="p", title="", x_label="", y_label="", kind="bar", series={})] * 2,
+            ),
+            "2 plots are called 'p'",
+        ),
+    ],
+)
+def test_what_are_no_findings_is_refused(findings, says):
+    with pytest.raises(ExperimentError, match=says):
+        make_record(Context(EXPERIMENT), findings)
+
+
+def test_a_whole_number_that_no_float_can_hold_is_none():
+    record = make_record(Context(EXPERIMENT), Findings(rows=[{"held_bytes": 10**400}]))
+    assert record.rows == ({"held_bytes": None},)
+
+
+def test_two_knobs_or_claims_of_one_name_are_refused():
+    with pytest.raises(ExperimentError, match="2 knobs are 'turns'"):
+        toy(knobs=(EXPERIMENT.knobs[0], EXPERIMENT.knobs[0]))
+
+
+def test_a_value_that_cannot_be_computed_with_is_named(tmp_path):
+    def divide(context):
+        return Findings(rows=[{"share": 1 / context.count("turns")}])
+
+    contexts = make_contexts([toy("divides", run=divide)], overrides={"turns": "0"})
+    (outcome,) = run_all(contexts, tmp_path).outcomes
+    with pytest.raises(ExperimentError, match="cannot be computed with turns=0"):
+        raise outcome.error
+
+
+def test_an_experiment_that_exits_does_not_take_the_others_with_it(tmp_path):
+    def leave(context):
+        raise SystemExit(3)
+
+    runs = run_all(make_contexts([toy("leaves", run=leave), OTHER]), tmp_path)
+    assert [type(one.error).__name__ for one in runs.outcomes] == ["SystemExit", "NoneType"]

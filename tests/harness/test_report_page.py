@@ -15,6 +15,7 @@ import pytest
 from cxlbench.harness.experiment_folder import best_records, read_record
 from cxlbench.harness.experiment_record import make_record
 from cxlbench.harness.experiment_run import make_contexts
+from cxlbench.harness.report_html import prose
 from cxlbench.harness.report_page import report_page
 from tests.harness.front_end_toys import EXPERIMENT, OTHER
 
@@ -114,6 +115,12 @@ def test_the_claims_come_first_with_verdicts_in_words_and_shares(page, read, rec
 def test_what_an_experiment_says_is_text_and_no_markup(page):
     assert "HyMCache &lt;reads&gt; faster than Recompute &amp; co" in page
     assert "<reads>" not in page
+
+
+def test_prose_has_code_and_stress_and_leaves_products_alone():
+    assert prose("`a*b*c` *may be* 2 * 3 * 4 <*x*>") == (
+        "<code>a*b*c</code> <em>may be</em> 2 * 3 * 4 &lt;<em>x</em>&gt;"
+    )
 
 
 def test_each_section_has_command_setup_assumptions_checks_notes_and_numbers(page, read):

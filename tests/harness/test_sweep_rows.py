@@ -190,3 +190,14 @@ def test_of_too_many_groups_the_first_column_alone_decides():
 
 def test_no_rows_are_summarized_as_none():
     assert summarize_rows([]) == []
+
+
+def test_a_full_disk_is_told_and_the_rows_before_are_kept(two_rows, monkeypatch):
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    with SweepWriter(two_rows, header()) as writer:
+        monkeypatch.setattr(sweep_writer.os, "fsync", full)
+        with pytest.raises(SweepError, match=r"cannot write .*toy.jsonl: No space left"):
+            writer.append(row(1))
+    assert {0, 2} <= {one.point for one in read_sweep(two_rows).rows}
