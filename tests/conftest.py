@@ -17,6 +17,16 @@ settings.register_profile(
 )
 settings.load_profile("cxlbench")
 
+LEAST_WORKERS = 5
+"""Of pytest-xdist: half of the tests' time is waiting for processes that they started."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many workers ``-n auto`` means."""
+    return max(LEAST_WORKERS, os.cpu_count() or 1)
+
+
 TRACE_HOMES = (
     "the public traces are not here: set CXLBENCH_TRACES to a folder that holds {name} "
     "(docs/traces.md names where each can be had)"

@@ -402,4 +402,4 @@ class NeverEndsAWrite(Master):
 def test_the_machine_notices_a_master_that(mutant: type[Master]) -> None:
     machine = type("Mutant", (MasterMachine,), {"master_type": mutant})
     with pytest.raises((AssertionError, KeyError)):
-        run(machine, examples=100, phases=[Phase.generate])
+        run(machine, examples=400, phases=[Phase.generate])
