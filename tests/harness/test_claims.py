@@ -25,7 +25,7 @@ def claim(**fields: object) -> PaperClaim:
         (2.39, DIRECTION),
         (3.61, DIRECTION),
         (50, DIRECTION),
-        (1.2, DIRECTION),
+        (1.21, DIRECTION),
         (1.19, FAILS),
         (1.0, FAILS),
         (0.5, FAILS),
