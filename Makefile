@@ -21,7 +21,7 @@ demo: $(STAMP)  ## four tiers of equal DRAM under one multi-turn workload (about
 	$(BIN)/cxlbench demo
 
 test: $(STAMP)  ## all tests (minutes)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## ruff and the import arrows
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[lint]'

@@ -172,11 +172,14 @@ class NodeForker:
         life, held = os.pipe()
         code = (
             "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+            "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]);"
             "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
             "from cxlbench.emu.pod_zygote import serve;"
             "serve(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[4]))"
         )
         arguments = [str(theirs.fileno()), str(life), json.dumps(sys.path)]
+        # Inherited: a Ctrl-C while the child's Python starts would end it with a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-c", code, *arguments, json.dumps(list(prepare))],
@@ -189,6 +192,7 @@ class NodeForker:
             os.close(held)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             os.close(life)
         self._link = ours

@@ -21,6 +21,32 @@ LEAST_WORKERS = 5
 """Of pytest-xdist: half of the tests' time is waiting for processes that they started."""
 
 
+LONG_FILES = (
+    "test_pod_installed",
+    "test_processes_docs",
+    "test_chaos",
+    "test_example",
+    "test_cli_output_folders",
+    "test_demo",
+    "test_cli_json",
+    "test_cli_processes",
+    "test_pod_docs",
+    "test_supervisor",
+    "test_every_experiment",
+    "test_ablations_devices",
+    "test_mechanics_of_tiers",
+    "test_pod_signals",
+    "test_cli_sweep",
+)
+"""They go first, or the last of them would run alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of long files before all others, files together."""
+    place = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many workers ``-n auto`` means."""

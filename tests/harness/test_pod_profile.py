@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import dataclasses
 from pathlib import Path
 
@@ -177,8 +178,12 @@ def test_arrivals_under_a_clock_lie_within_the_bounds_and_follow_the_seed():
 # The commands
 
 
+@pytest.mark.skipif(
+    not os.environ.get("CXLBENCH_LARGE"),
+    reason="charged programs are compiled for a minute; CI runs it with CXLBENCH_LARGE=1",
+)
 def test_stress_runs_on_a_users_own_memory(cli, tmp_path):
-    path = own_profile(tmp_path, latency=650, node_cache=4)
+    path = own_profile(tmp_path, latency=650)  # another geometry would be compiled for minutes
     ran = cli(
         *("pod", "stress", "--profile", path, "--nodes", "2", "--workers", "1"),
         *("--acquisitions", "1", "--lookups", "1", "--json"),
