@@ -312,7 +312,8 @@ def monotonic_ns(typing_context: Any) -> Any:
     """Return CLOCK_MONOTONIC in ns: the same clock in every process of the host."""
 
     def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        pair = builder.alloca(ir.ArrayType(_I64, 2))
+        # In the entry block: in a loop, an alloca would take stack in every round.
+        pair = cgutils.alloca_once(builder, ir.ArrayType(_I64, 2))
         pointer = builder.bitcast(pair, cgutils.voidptr_t)
         clock = ir.Constant(_I32, CLOCK_MONOTONIC)
         _call(builder, "clock_gettime", _I32, [_I32, cgutils.voidptr_t], [clock, pointer])
