@@ -19,7 +19,16 @@ from functools import partial
 
 from cxlbench.experiments import testbed, trace_runs
 from cxlbench.experiments.serving import Runs, all_checks, run_systems, total_row, with_own
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import (
+    Check,
+    Context,
+    Experiment,
+    Findings,
+    Knob,
+    Plot,
+    Row,
+    about_of,
+)
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.traces.sample import sample_sessions
@@ -146,7 +155,7 @@ EXPERIMENT = Experiment(
     name="agents",
     title="Coding agents at 8, 32 and 128 active sessions",
     source="kv-cache-tester's cc traces",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=trace_runs.PROFILES,
     claims=(),

@@ -26,7 +26,7 @@ from cxlbench.experiments import testbed
 from cxlbench.experiments.serving import Runs, all_checks
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row, about_of
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.drive import Drive, Order
 from cxlbench.harness.serve.run import Simulated, simulate
@@ -242,7 +242,7 @@ EXPERIMENT = Experiment(
     name="fig04",
     title="KV traffic of multi-turn serving",
     source="HyMCache fig. 4",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=(*testbed.SERVING_PROFILES, "remote-dram", "software-default"),
     claims=CLAIMS,

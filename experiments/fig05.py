@@ -37,6 +37,7 @@ from cxlbench.harness.experiment import (
     Plot,
     Row,
     Scalar,
+    about_of,
 )
 from cxlbench.harness.serve.block_traffic import Traffic, TrafficResult, run_traffic
 from cxlbench.harness.tiers.hymcache import HyMCacheTier
@@ -334,7 +335,7 @@ EXPERIMENT = Experiment(
     name="fig05",
     title="LRU in the device collapses with the turns",
     source="HyMCache fig. 5",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=(CMM_H, "pm1743-class", "nic-200g", "gpu-copy-gen4x16", "software-default"),
     claims=CLAIMS,

@@ -33,17 +33,27 @@ from cxlbench.experiments.serving import (
     run_systems,
     speedup,
     total_row,
+    turn_of,
     turn_rows,
     with_own,
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import (
+    Check,
+    Context,
+    Experiment,
+    Findings,
+    Knob,
+    Plot,
+    Row,
+    about_of,
+)
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.drive import Order
 from cxlbench.harness.serve.routing import Routing
-from cxlbench.harness.serve.run import Simulated, TurnServed
+from cxlbench.harness.serve.run import Simulated
 
 RECOMPUTE, GPU, LMCACHE, MOONCAKE, HYMCACHE = (
     "recompute",
@@ -296,7 +306,8 @@ def _measured(context: Context, runs: Runs, workload: Workload) -> dict[str, flo
     return {
         "over-lmcache": speedup(runs, HYMCACHE, LMCACHE),
         "under-mooncake": speedup(runs, MOONCAKE, HYMCACHE),
-        "hit-rate-over-mooncake": (_turn(hym, TURNS).hit_rate - _turn(moon, TURNS).hit_rate) * 100,
+        "hit-rate-over-mooncake": (turn_of(hym, TURNS).hit_rate - turn_of(moon, TURNS).hit_rate)
+        * 100,
         "mooncake-covers": held / footprint * 100,
         "skipped": hym.skipped_share * 100,
         "gap-narrows": float(early > AHEAD and late < early),
@@ -315,7 +326,7 @@ def _reasons(context: Context, runs: Runs, faster: Runs, in_order: Runs) -> dict
     )
     hits = ", ".join(f"{label} {one.hit_rate:.0%}" for label, one in runs.by_label.items())
     ends = ", ".join(
-        f"{label} {_turn(one, TURNS).hit_rate:.0%}" for label, one in runs.by_label.items()
+        f"{label} {turn_of(one, TURNS).hit_rate:.0%}" for label, one in runs.by_label.items()
     )
     over, under = "", ""
     if in_order.by_label:
@@ -351,12 +362,8 @@ def _reasons(context: Context, runs: Runs, faster: Runs, in_order: Runs) -> dict
     }
 
 
-def _turn(run: Simulated, turn: int) -> TurnServed:
-    return next(found for found in run.turns if found.turn == turn)
-
-
 def _gap(faster: Simulated, slower: Simulated, turn: int) -> float:
-    return _turn(slower, turn).e2e.mean_s / _turn(faster, turn).e2e.mean_s
+    return turn_of(slower, turn).e2e.mean_s / turn_of(faster, turn).e2e.mean_s
 
 
 def _made(context: Context, run: Simulated) -> float:
@@ -425,7 +432,7 @@ EXPERIMENT = Experiment(
     name="fig10",
     title="PD-disaggregated serving beyond DRAM",
     source="HyMCache fig. 10",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=(*KNOBS, testbed.ORDER, testbed.ROUTING, testbed.COMPUTE),
     profiles=(
         *testbed.SERVING_PROFILES,

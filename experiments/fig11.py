@@ -31,7 +31,7 @@ from cxlbench.experiments.serving import (
     with_own,
 )
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Row, about_of
 from cxlbench.harness.serve.run import Simulated
 
 RECOMPUTE, XFS, RAW, HURRIED, HYMCACHE = (
@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
     name="fig11",
     title="The same SSDs behind NVMe-oF and a file system",
     source="HyMCache fig. 11",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=tuple(
         k for k in fig10.EXPERIMENT.knobs if k.name != "shrink" and not k.name.endswith(".gib")
     ),

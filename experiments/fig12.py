@@ -28,7 +28,7 @@ from cxlbench.experiments.serving import (
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row, about_of
 
 BUFFERS_GIB = (10, 20, 40, 80)
 RECOMPUTE = "recompute"
@@ -195,7 +195,7 @@ EXPERIMENT = Experiment(
     name="fig12",
     title="Transfer buffers",
     source="HyMCache fig. 12",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=(
         *(knob for knob in fig10.EXPERIMENT.knobs if knob.name != "lmcache.gib"),
         Knob(

@@ -32,7 +32,7 @@ from cxlbench.experiments.serving import (
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Row, about_of
 from cxlbench.harness.serve.run import Simulated
 
 RECOMPUTE, GPU, LMCACHE, HYMCACHE = ("recompute", "GPU prefix cache", "LMCache local", "HyMCache")
@@ -216,7 +216,7 @@ EXPERIMENT = Experiment(
     name="fig13",
     title="Single-node serving of conversations",
     source="HyMCache fig. 13",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=(*testbed.NODE_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.LMCACHE_PROFILES),
     claims=CLAIMS,

@@ -34,7 +34,7 @@ from cxlbench.experiments.serving import (
 )
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row, about_of
 from cxlbench.harness.generator import GeneratorKnobs, generate
 from cxlbench.harness.requests import Workload
 
@@ -288,7 +288,7 @@ EXPERIMENT = Experiment(
     name="fig14",
     title="A remote tier on Redis",
     source="HyMCache fig. 14",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=(*testbed.SERVING_PROFILES, *testbed.HYMCACHE_PROFILES, *testbed.REDIS_PROFILES),
     claims=CLAIMS,

@@ -28,7 +28,16 @@ from cxlbench.experiments import testbed
 from cxlbench.experiments.serving import Runs, all_checks
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import (
+    Check,
+    Context,
+    Experiment,
+    Findings,
+    Knob,
+    Plot,
+    Row,
+    about_of,
+)
 from cxlbench.harness.metrics import busy_s
 from cxlbench.harness.serve.block_traffic import Traffic, run_traffic
 from cxlbench.harness.serve.drive import Drive, Order
@@ -352,7 +361,7 @@ EXPERIMENT = Experiment(
     name="fig15",
     title="What prefetch gains",
     source="HyMCache fig. 15",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=(*testbed.NODE_PROFILES, *testbed.HYMCACHE_PROFILES),
     claims=CLAIMS,

@@ -18,7 +18,7 @@ from functools import partial
 
 from cxlbench.experiments import testbed, trace_runs
 from cxlbench.experiments.serving import all_checks, run_systems, total_row, with_own
-from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import Context, Experiment, Findings, Knob, Plot, Row, about_of
 from cxlbench.harness.requests import Mode, Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
 from cxlbench.harness.serve.drive import Drive, Order
@@ -121,7 +121,7 @@ EXPERIMENT = Experiment(
     name="mooncake",
     title="Mooncake's conversations on eight servers",
     source="Mooncake, FAST'25, conversation trace",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=trace_runs.PROFILES,
     claims=(),

@@ -17,7 +17,7 @@ from cxlbench.harness.experiment import Check, Context, Plot, Row, Scalar
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
 from cxlbench.harness.serve.drive import Drive
-from cxlbench.harness.serve.run import Simulated, simulate
+from cxlbench.harness.serve.run import Simulated, TurnServed, simulate
 from cxlbench.harness.tiers.catalog import tier
 
 ALL_TURNS = "all"
@@ -180,9 +180,9 @@ def speedup(runs: Runs, faster: str, slower: str) -> float | None:
     return runs.by_label[faster].requests_per_s / base if base else None
 
 
-def turn_of(run: Simulated, turn: int) -> object:
-    """Return one turn of a run, or None."""
-    return next((found for found in run.turns if found.turn == turn), None)
+def turn_of(run: Simulated, turn: int) -> TurnServed:
+    """Return one turn of a whole run."""
+    return next(found for found in run.turns if found.turn == turn)
 
 
 def with_options(system: System, **options: object) -> System:

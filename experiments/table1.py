@@ -12,7 +12,7 @@ from __future__ import annotations
 from cxlbench.devices.profile import CxlHmProfile, ExpanderProfile
 from cxlbench.experiments.testbed import GIB
 from cxlbench.harness.claims import PaperClaim
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Row
+from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Row, about_of
 
 CLAIMS = (
     PaperClaim(
@@ -108,7 +108,7 @@ EXPERIMENT = Experiment(
     name="table1",
     title="Cost of the remote tiers",
     source="HyMCache table 1",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=(),
     profiles=("cxl-hm-prototype", "pm1743-class", "remote-dram-1tb"),
     claims=CLAIMS,

@@ -22,7 +22,16 @@ from cxlbench.experiments import testbed
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.experiments.serving import Runs, all_checks, total_row
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Knob, Plot, Row
+from cxlbench.harness.experiment import (
+    Check,
+    Context,
+    Experiment,
+    Findings,
+    Knob,
+    Plot,
+    Row,
+    about_of,
+)
 from cxlbench.harness.serve.handover import Path
 from cxlbench.harness.serve.run import Simulated
 from cxlbench.harness.shared_prefixes import SharedPrefixKnobs, generate_shared_prefixes
@@ -204,7 +213,7 @@ EXPERIMENT = Experiment(
     name="tract_fig05",
     title="Shared memory as a transport",
     source="TraCT fig. 5",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=KNOBS,
     profiles=tuple(name for name in bed.PROFILES if name != "lmcache-local"),
     claims=CLAIMS,

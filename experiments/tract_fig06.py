@@ -13,7 +13,7 @@ from cxlbench.experiments import tract_testbed as bed
 from cxlbench.experiments.serving import Runs, all_checks, total_row
 from cxlbench.experiments.tract_fig05 import KNOBS, run_length
 from cxlbench.harness.claims import PaperClaim
-from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Plot, Row
+from cxlbench.harness.experiment import Check, Context, Experiment, Findings, Plot, Row, about_of
 
 TOKENS = 6000
 QPS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
     name="tract_fig06",
     title="Throughput without a cache",
     source="TraCT fig. 6",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=tuple(knob for knob in KNOBS if knob.name != "workload.qps"),
     profiles=tuple(name for name in bed.PROFILES if name != "lmcache-local"),
     claims=CLAIMS,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.experiments.serving import Runs
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Plot
+from cxlbench.harness.experiment import Context, Experiment, Findings, Plot, about_of
 
 CLAIMS = (
     PaperClaim(
@@ -54,12 +54,11 @@ def run(context: Context) -> Findings:
         )
         for which in bed.WORKLOADS
     ]
-    return Findings(
-        rows=bed.load_rows(found),
+    return bed.load_findings(
+        context,
+        found,
         claims=() if partial else _claims(context, found),
         plots=plots,
-        checks=bed.load_checks(found),
-        partial=partial,
     )
 
 
@@ -101,7 +100,7 @@ EXPERIMENT = Experiment(
     name="tract_fig07",
     title="Throughput with prefix caches",
     source="TraCT fig. 7",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=bed.LOAD_KNOBS,
     profiles=bed.PROFILES,
     claims=CLAIMS,

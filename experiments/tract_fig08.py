@@ -13,7 +13,7 @@ from __future__ import annotations
 from cxlbench.devices.profile import LocalCacheProfile
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.harness.claims import PaperClaim
-from cxlbench.harness.experiment import Context, Experiment, Findings, Plot
+from cxlbench.harness.experiment import Context, Experiment, Findings, Plot, about_of
 from cxlbench.harness.serve.run import Simulated
 
 CLAIMS = (
@@ -61,12 +61,11 @@ def run(context: Context) -> Findings:
         )
         for which in bed.WORKLOADS
     ]
-    return Findings(
-        rows=bed.load_rows(found),
+    return bed.load_findings(
+        context,
+        found,
         claims=() if partial else [CLAIMS[0].judge(measured, reason=reason, at=at)],
         plots=plots,
-        checks=bed.load_checks(found),
-        partial=partial,
     )
 
 
@@ -78,7 +77,7 @@ EXPERIMENT = Experiment(
     name="tract_fig08",
     title="Hit rates of the prefix caches",
     source="TraCT fig. 8",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=bed.LOAD_KNOBS,
     profiles=bed.PROFILES,
     claims=CLAIMS,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.harness.claims import PaperClaim
-from cxlbench.harness.experiment import Context, Experiment, Findings, Plot
+from cxlbench.harness.experiment import Context, Experiment, Findings, Plot, about_of
 
 CLAIMS = (
     PaperClaim(
@@ -80,12 +80,11 @@ def run(context: Context) -> Findings:
         for which in bed.WORKLOADS
         if (which, top) in found
     ]
-    return Findings(
-        rows=bed.load_rows(found),
+    return bed.load_findings(
+        context,
+        found,
         claims=claims,
         plots=plots,
-        checks=bed.load_checks(found),
-        partial=partial,
     )
 
 
@@ -93,7 +92,7 @@ EXPERIMENT = Experiment(
     name="tract_fig09",
     title="Time to the first token with prefix caches",
     source="TraCT fig. 9",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=bed.LOAD_KNOBS,
     profiles=bed.PROFILES,
     claims=CLAIMS,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from cxlbench.devices.profile import LinkProfile, SharedType3Profile
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.harness.claims import PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Plot
+from cxlbench.harness.experiment import Context, Experiment, Findings, Plot, about_of
 from cxlbench.harness.serve.run import Simulated
 
 GROWTH = 1.5
@@ -99,12 +99,11 @@ def run(context: Context) -> Findings:
         for load in (loads[0], loads[-1])
         if (which, load) in found
     ]
-    return Findings(
-        rows=bed.load_rows(found),
+    return bed.load_findings(
+        context,
+        found,
         claims=claims,
         plots=plots,
-        checks=bed.load_checks(found),
-        partial=partial,
     )
 
 
@@ -124,7 +123,7 @@ EXPERIMENT = Experiment(
     name="tract_fig10",
     title="Where a request's time goes",
     source="TraCT fig. 10",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=bed.LOAD_KNOBS,
     profiles=bed.PROFILES,
     claims=CLAIMS,

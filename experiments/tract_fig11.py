@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from cxlbench.experiments import tract_testbed as bed
 from cxlbench.experiments.serving import Runs
 from cxlbench.harness.claims import JudgedClaim, PaperClaim, Sense
-from cxlbench.harness.experiment import Context, Experiment, Findings, Plot
+from cxlbench.harness.experiment import Context, Experiment, Findings, Plot, about_of
 from cxlbench.harness.serve.run import Simulated
 from cxlbench.kv.geometry import model_shape
 
@@ -61,12 +61,11 @@ def run(context: Context) -> Findings:
     found = bed.all_loads(context)
     partial = bed.is_partial(context, found)
     top = max(bed.loads_of(context))
-    return Findings(
-        rows=bed.load_rows(found),
+    return bed.load_findings(
+        context,
+        found,
         claims=() if partial else _claims(context, found, top),
         plots=() if partial else _plots(context, found, top),
-        checks=bed.load_checks(found),
-        partial=partial,
     )
 
 
@@ -159,7 +158,7 @@ EXPERIMENT = Experiment(
     name="tract_fig11",
     title="How busy the GPUs are",
     source="TraCT fig. 11",
-    about=(__doc__ or "").partition("\n\n")[2].partition("\n\nLeft out")[0],
+    about=about_of(__doc__),
     knobs=bed.LOAD_KNOBS,
     profiles=bed.PROFILES,
     claims=CLAIMS,

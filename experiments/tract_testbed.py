@@ -28,7 +28,8 @@ from functools import partial
 from cxlbench.devices.profile import CopyEngineProfile, LinkProfile
 from cxlbench.experiments.serving import Runs, System, all_checks, run_systems, total_row
 from cxlbench.experiments.testbed import COMPUTE, GIB, ablation, roofline
-from cxlbench.harness.experiment import Check, Context, Knob, Row
+from cxlbench.harness.claims import JudgedClaim
+from cxlbench.harness.experiment import Check, Context, Findings, Knob, Plot, Row
 from cxlbench.harness.metrics import Spread
 from cxlbench.harness.requests import Workload
 from cxlbench.harness.serve.cluster import ClusterSpec
@@ -330,9 +331,7 @@ def load_rows(found: Mapping[tuple[str, float], Runs]) -> list[Row]:
         for label, run in runs.by_label.items():
             row = total_row(run, workload=which, qps=qps, system=label)
             del row["turn"]
-            row["decode_read_mean_s"] = sum(r.decode_read_s for r in run.served) / max(
-                len(run.served), 1
-            )
+            row["decode_read_mean_s"] = decode_read_s(run)
             rows.append(row)
     return rows
 
@@ -370,6 +369,22 @@ def load_checks(found: Mapping[tuple[str, float], Runs]) -> list[Check]:
         for (which, qps), runs in found.items()
         for check in all_checks(runs, f", workload {which}, {qps:g} requests/s")
     ]
+
+
+def load_findings(
+    context: Context,
+    found: Mapping[tuple[str, float], Runs],
+    claims: Sequence[JudgedClaim],
+    plots: Sequence[Plot],
+) -> Findings:
+    """Return what one figure makes of the runs that all five share."""
+    return Findings(
+        rows=load_rows(found),
+        claims=claims,
+        plots=plots,
+        checks=load_checks(found),
+        partial=is_partial(context, found),
+    )
 
 
 def by_workload(values: Mapping[str, float], unit: str = "x") -> str:

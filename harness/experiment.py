@@ -21,7 +21,7 @@ from typing import TypeVar
 from cxlbench.devices.profile import Profile, load_profile
 from cxlbench.devices.profile_loader import load_as
 from cxlbench.devices.profile_schema import Number, ProfileError, Quantity, schema_of
-from cxlbench.devices.units import Dimension, format_number
+from cxlbench.devices.units import format_number
 from cxlbench.harness.claims import JudgedClaim, PaperClaim
 
 P = TypeVar("P", bound=Profile)
@@ -147,6 +147,11 @@ class Findings:
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     partial: bool = False
+
+
+def about_of(doc: str | None) -> str:
+    """Return what a module's docstring says of the set-up: without its title and what it omits."""
+    return (doc or "").partition("\n\n")[2].partition("\n\nLeft out")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +382,6 @@ __all__ = [
     "Assumption",
     "Check",
     "Context",
-    "Dimension",
     "Experiment",
     "ExperimentError",
     "Findings",
@@ -386,4 +390,5 @@ __all__ = [
     "ProfileError",
     "Row",
     "Scalar",
+    "about_of",
 ]
